@@ -1,0 +1,40 @@
+# How every Ferry target is compiled, and the one way to declare a layer.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+# -ffp-contract=off: a product is rounded before it is added, in kernels and oracle alike, so that
+# all SIMD targets and strategies give the same bits.
+add_library(ferry_flags INTERFACE)
+target_compile_options(ferry_flags INTERFACE -Wall -Wextra -Wshadow -Wno-sign-conversion
+  -ffp-contract=off)
+if(FERRY_SANITIZE STREQUAL "address")
+  target_compile_options(ferry_flags INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer
+    -fno-sanitize-recover=undefined)
+  target_link_options(ferry_flags INTERFACE -fsanitize=address,undefined)
+elseif(FERRY_SANITIZE STREQUAL "thread")
+  target_compile_options(ferry_flags INTERFACE -fsanitize=thread -fno-omit-frame-pointer)
+  target_link_options(ferry_flags INTERFACE -fsanitize=thread)
+elseif(FERRY_SANITIZE)
+  message(FATAL_ERROR "FERRY_SANITIZE=${FERRY_SANITIZE}: allowed are address and thread")
+endif()
+if(FERRY_ASSERT_SLOW)
+  target_compile_definitions(ferry_flags INTERFACE FERRY_ASSERT_SLOW_ENABLED=1)
+endif()
+
+# ferry_layer(NAME SOURCES ... DEPENDS ...): one library per src/ folder. A layer sees the public
+# headers, its own folder as "name/..." and what it depends on; never a layer above.
+function(ferry_layer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  add_library(ferry_${name} STATIC ${ARG_SOURCES})
+  target_include_directories(ferry_${name}
+    PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:include>"
+           "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>")
+  target_link_libraries(ferry_${name} PUBLIC ${ARG_DEPENDS} PRIVATE ferry_flags ${ARG_PRIVATE_DEPENDS})
+endfunction()

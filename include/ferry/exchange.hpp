@@ -1,0 +1,162 @@
+#pragma once
+// The exchange of one expert-parallel group: plan, dispatch, combine.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ferry/matrix.hpp"
+#include "ferry/options.hpp"
+#include "ferry/pending.hpp"
+#include "ferry/placement.hpp"
+#include "ferry/routing.hpp"
+#include "ferry/transport.hpp"
+
+namespace ferry {
+
+namespace detail {
+class ExchangeState;
+class PlanState;
+class SlotLease;
+}  // namespace detail
+
+/// Rows and bytes of a plan, known before anything is sent. Bytes count what this rank sends.
+struct PlanSummary {
+  std::int64_t rows_received = 0;             ///< expert rows of this rank
+  std::uint64_t window_bytes = 0;             ///< exact size of those rows in the window
+  std::uint64_t metadata_bytes = 0;           ///< sent to other nodes while planning
+  std::uint64_t inter_node_bytes_dispatch = 0;  ///< fragments with headers
+  std::uint64_t inter_node_bytes_combine = 0;
+  std::uint64_t inter_node_rows_dispatch = 0;
+  std::uint64_t inter_node_rows_combine = 0;
+  std::uint64_t inter_socket_bytes_dispatch = 0;  ///< row pushes to another socket of the node
+};
+
+/// Who sends which rows where, for one routing: made once, replayed any number of times, forward
+/// and backward. A handle: copies share the same plan.
+class Plan {
+ public:
+  std::int64_t num_rows() const;
+  /// Rows of each local expert, in ascending expert id.
+  std::span<const std::int64_t> expert_counts() const;
+  /// First row of each local expert, with the total at the end.
+  std::span<const std::int64_t> expert_offsets() const;
+  /// Global ids of the local experts, ascending.
+  std::span<const std::int32_t> local_experts() const;
+  const PlanSummary& summary() const;
+
+  explicit Plan(std::shared_ptr<detail::PlanState> state) : state_(std::move(state)) {}
+  const std::shared_ptr<detail::PlanState>& state() const { return state_; }
+
+ private:
+  // Shared by the caller's handles and by operations that run on it.
+  std::shared_ptr<detail::PlanState> state_;
+};
+
+/// Rows in this rank's window, ordered by (expert, source rank, token). Owns the window slot: the
+/// rows stay as they are until the handle goes. Must go before its transport.
+class WindowRows {
+ public:
+  /// [num_rows, hidden]; rows start at 64-byte boundaries.
+  Matrix matrix() const { return matrix_; }
+  std::int64_t num_rows() const { return matrix_.rows; }
+  const Plan& plan() const { return plan_; }
+
+  WindowRows(Plan plan, Matrix matrix, std::unique_ptr<detail::SlotLease> lease);
+  WindowRows(WindowRows&&) noexcept;
+  WindowRows& operator=(WindowRows&&) noexcept;
+  ~WindowRows();
+
+ private:
+  Plan plan_;
+  Matrix matrix_;
+  std::unique_ptr<detail::SlotLease> lease_;
+};
+
+/// What dispatch brought: the tokens for this rank's experts.
+class ExpertRows : public WindowRows {
+ public:
+  using WindowRows::WindowRows;
+};
+
+/// Where the experts' outputs are best written: combine then reads them in place.
+class OutputRows : public WindowRows {
+ public:
+  using WindowRows::WindowRows;
+};
+
+class Exchange {
+ public:
+  /// Joins the transport's ranks in an exchange. Makes no message; ranks that disagree learn it at
+  /// the first plan.
+  /// Requires: all ranks make their exchanges in the same order.
+  /// Errors:   invalid_argument (shape, placement, options), unsupported (replicas)
+  Exchange(Transport& transport, Placement placement, RowShape shape, ExchangeOptions options = {});
+  Exchange(Exchange&&) noexcept;
+  Exchange& operator=(Exchange&&) noexcept;
+  ~Exchange();
+
+  /// Exchanges counts and ids: the only metadata round of a layer and step.
+  /// Requires: the same sequence of calls on all ranks; `routing` stays alive until done
+  /// Ensures:  a plan that every later operation replays without further metadata
+  /// Cost:     one message per (rank, remote node), one node barrier; linear in num_tokens
+  /// Errors:   invalid_argument (ids, weights), mismatch (options), timeout, peer_failed; the same
+  ///           on every rank
+  Plan plan(const Routing& routing);
+  Pending<Plan> start_plan(const Routing& routing);
+
+  /// Sends every token to the ranks that hold its experts.
+  /// Shapes:   x [num_tokens, hidden], the exchange's dtype
+  /// Requires: x stays alive and unchanged until done
+  /// Ensures:  rows ordered by (expert, source rank, token), in this rank's window
+  /// Cost:     one row copy per (token, expert) inside a node; see Strategy for what crosses nodes
+  /// Errors:   invalid_argument, stale_plan, limit_exceeded, timeout, peer_failed
+  ExpertRows dispatch(const Plan& plan, ConstMatrix x);
+  Pending<ExpertRows> start_dispatch(const Plan& plan, ConstMatrix x);
+
+  /// Memory of this rank's window for the experts' outputs, one row per expert row. Never waits.
+  /// Errors: limit_exceeded, with the holders of the pool
+  OutputRows output(const Plan& plan);
+
+  /// Brings expert outputs home: out[t] = sum over slots j of weight[t,j] * y(t,j).
+  /// Shapes:   y [num_rows, hidden], best the memory of output(plan) or of the dispatched rows;
+  ///           anything else costs one copy. out [num_tokens, hidden]. Both the exchange's dtype.
+  /// Ensures:  out rows of tokens without an expert are 0; y may be overwritten once done
+  /// Source:   the sum is one fixed tree in FP32, rounded once; docs/decisions.md
+  /// Errors:   invalid_argument, stale_plan, limit_exceeded, timeout, peer_failed
+  void combine(const Plan& plan, ConstMatrix y, Matrix out);
+  Pending<void> start_combine(const Plan& plan, ConstMatrix y, Matrix out);
+
+  const Placement& placement() const;
+  const RowShape& shape() const;
+  /// As given, with defaults filled in (wire formats, fragment and range sizes).
+  const ExchangeOptions& options() const;
+  /// Metadata rounds made so far: one per plan.
+  std::uint64_t metadata_rounds() const;
+
+ private:
+  // Shared by this handle and by operations that still run.
+  std::shared_ptr<detail::ExchangeState> state_;
+};
+
+/// Limits and times that belong to a transport and all its exchanges.
+struct TransportLimits {
+  double deadline_s = 300;                              ///< since a peer's last sign of life
+  std::uint64_t pool_limit_bytes = 64ULL << 30;         ///< window slots of this rank
+  std::uint64_t metadata_limit_bytes = 1ULL << 30;      ///< one metadata message
+};
+void set_limits(Transport& transport, const TransportLimits& limits);
+
+/// Bytes of window slots that this rank has reserved.
+std::uint64_t pool_bytes(const Transport& transport);
+/// Fills the free window slots of this rank with a byte, so that a test finds stale reads.
+void poison_free_slots(Transport& transport, unsigned char value);
+
+/// Returns when every rank has called it; other operations of the transport go on meanwhile.
+void barrier(Transport& transport);
+/// Every rank's bytes, by rank. Sizes may differ.
+std::vector<std::vector<std::byte>> all_gather(Transport& transport,
+                                               std::span<const std::byte> mine);
+
+}  // namespace ferry

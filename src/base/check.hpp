@@ -1,0 +1,32 @@
+#pragma once
+// Assertions for what Ferry itself promises; input of users is validated and refused instead.
+// FERRY_ASSERT is always on and O(1). FERRY_ASSERT_SLOW may cost O(N) and is on in dev and asan.
+
+#include <source_location>
+
+#include <fmt/format.h>
+
+#include "ferry/error.hpp"
+
+namespace ferry::detail {
+
+[[noreturn]] void assertion_failed(const char* text, const std::string& why,
+                                   std::source_location where);
+
+}  // namespace ferry::detail
+
+#define FERRY_ASSERT(condition, ...)                                                        \
+  do {                                                                                      \
+    if (!(condition)) [[unlikely]] {                                                        \
+      ::ferry::detail::assertion_failed(#condition, ::fmt::format(__VA_ARGS__),             \
+                                        std::source_location::current());                   \
+    }                                                                                       \
+  } while (false)
+
+#ifdef FERRY_ASSERT_SLOW_ENABLED
+#define FERRY_ASSERT_SLOW(condition, ...) FERRY_ASSERT(condition, __VA_ARGS__)
+#else
+#define FERRY_ASSERT_SLOW(condition, ...) \
+  do {                                    \
+  } while (false)
+#endif

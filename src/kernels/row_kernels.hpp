@@ -1,0 +1,79 @@
+#pragma once
+// The only code that touches payload: copy, convert and sum rows. SIMD by run-time dispatch, the
+// same bits on every target. Targets are written with streaming stores where their alignment
+// allows, so the caller fences before it publishes them (Transport::raise_flag does).
+// Invariant: nothing is read or written past the end of a row.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/dtype.hpp"
+
+namespace ferry::kernels {
+
+/// One source row and its targets: `count` of PushJob::targets from `first` on (0 is allowed).
+struct PushRow {
+  const std::byte* source = nullptr;
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+};
+
+/// Reads each source row once and writes it, converted, to each of its targets.
+struct PushJob {
+  DType source_dtype = DType::f32;
+  DType target_dtype = DType::f32;
+  std::int64_t hidden = 0;
+  std::span<const PushRow> rows;
+  std::span<std::byte* const> targets;
+};
+void push_rows(const PushJob& job);
+
+/// Converts rows into one contiguous block (row stride hidden x element size of `wire_dtype`).
+struct PackJob {
+  DType source_dtype = DType::f32;
+  DType wire_dtype = DType::f32;
+  std::int64_t hidden = 0;
+  std::span<const std::byte* const> rows;
+  std::byte* out = nullptr;
+};
+void pack_rows(const PackJob& job);
+
+/// One term of a sum. Terms of a row stand in tree order: nodes ascending; in a node ranks
+/// ascending; in a rank slots ascending. The last term of each group carries the mark.
+struct SumTerm {
+  const std::byte* row = nullptr;
+  float weight = 1.0F;      ///< the product is rounded to FP32, then added
+  DType dtype = DType::f32;
+  bool weighted = false;    ///< false: the row is added as it is
+  bool ends_rank = false;   ///< last term of its rank
+  bool ends_node = false;   ///< last term of its node (then also ends_rank)
+};
+
+struct SumRow {
+  std::byte* out = nullptr;
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;  ///< 0 terms: the row becomes 0
+};
+
+/// out = sum over nodes of (sum over ranks of (sum over slots of w * row)), FP32, each sum from its
+/// first term on, rounded to nearest even once at the end.
+struct SumJob {
+  DType out_dtype = DType::f32;
+  std::int64_t hidden = 0;
+  std::span<const SumRow> rows;
+  std::span<const SumTerm> terms;
+};
+void sum_rows(const SumJob& job);
+
+/// CRC32C (Castagnoli), start value 0, of `bytes`.
+std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t start = 0);
+
+/// SIMD targets this machine can run, best first, and how a test pins one ("" = the best again).
+std::vector<std::string> simd_targets();
+void pin_simd_target(std::string_view name);
+
+}  // namespace ferry::kernels

@@ -1,0 +1,72 @@
+#pragma once
+// What a plan costs in rows, fragments and bytes: exact, from the plan alone.
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/rank_plan.hpp"
+
+namespace ferry::plan {
+
+/// How rows of one operation are put on the wire.
+struct Framing {
+  std::uint64_t row_bytes = 0;           ///< of one row in the wire format
+  std::uint64_t header_bytes = 0;        ///< of one fragment
+  std::uint64_t rows_per_fragment = 1;
+};
+
+/// Rows per fragment for a fragment size: at least one, however long a row is.
+Framing make_framing(std::uint64_t row_bytes, std::uint64_t header_bytes,
+                     std::uint64_t fragment_bytes);
+
+/// One fragment of a lane: items [first, first + count) of range `range`.
+struct Fragment {
+  std::uint64_t index = 0;  ///< in the lane
+  std::uint64_t range = 0;
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+};
+
+/// Walks the fragments of a lane in the order in which they cross. Both ends walk the same.
+class FragmentCursor {
+ public:
+  FragmentCursor(const Lane& lane, std::uint64_t rows_per_fragment);
+  bool at_end() const { return current_.count == 0; }
+  /// Requires: !at_end()
+  const Fragment& current() const { return current_; }
+  void advance();
+
+ private:
+  void settle();
+  const Lane* lane_;
+  std::uint64_t rows_per_fragment_;
+  Fragment current_;
+};
+
+/// Fragments of a lane up to and with range `range`.
+std::uint64_t fragments_through(const Lane& lane, std::uint64_t rows_per_fragment,
+                                std::uint64_t range);
+std::uint64_t num_fragments(const Lane& lane, std::uint64_t rows_per_fragment);
+/// Bytes of a lane, fragment headers included.
+std::uint64_t lane_bytes(const Lane& lane, const Framing& framing);
+
+/// Rows and bytes that one rank sends between nodes in both directions of the exchange.
+struct RankTraffic {
+  std::uint64_t rows_out = 0;
+  std::uint64_t rows_back = 0;
+  std::uint64_t bytes_out = 0;
+  std::uint64_t bytes_back = 0;
+  std::uint64_t inter_socket_rows = 0;  ///< pushed at dispatch to ranks of this node on another socket
+};
+RankTraffic traffic(const RankPlan& plan, const Topology& topology, const Framing& dispatch,
+                    const Framing& combine);
+
+/// The fewest bytes that unicast between nodes can need: rows (token, remote node) x hidden x
+/// element size, without headers, of this rank's tokens, one direction.
+std::uint64_t bound_rows(std::span<const Membership> own, int home_node);
+
+/// Expected distinct nodes of a token under uniform routing without repetition:
+/// N (1 - C(E - E/N, k) / C(E, k)). Requires: num_nodes divides num_experts.
+double expected_distinct_nodes(int num_experts, int num_topk, int num_nodes);
+
+}  // namespace ferry::plan

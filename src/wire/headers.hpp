@@ -1,0 +1,144 @@
+#pragma once
+// Headers of messages between ranks: fixed size, little endian, checksummed. A header that fails a
+// check is refused with a text that names the field, the value and what was expected.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/dtype.hpp"
+#include "ferry/error.hpp"
+#include "ferry/options.hpp"
+
+namespace ferry::wire {
+
+inline constexpr std::uint16_t kVersion = 1;
+
+enum class MessageType : std::uint16_t { fragment = 1, metadata = 2, grant = 3, poison = 4 };
+
+/// Operations of an exchange; each call takes the next use number.
+enum class OpKind : std::uint8_t {
+  plan = 0,
+  dispatch = 1,
+  combine = 2,
+  combine_backward = 3,
+  dispatch_backward = 4,
+  gather = 5,  ///< all_gather and barrier of a transport
+};
+std::string_view to_string(OpKind kind);
+
+/// Says how many fragments of one use a sender may have sent in all. `fragments` = 0: no grant.
+struct Grant {
+  std::uint32_t exchange = 0;
+  std::uint32_t plan = 0;
+  std::uint32_t ordinal = 0;    ///< which use of (plan, kind), from 0
+  std::uint32_t fragments = 0;  ///< cumulative in that use
+  OpKind kind = OpKind::dispatch;
+  bool operator==(const Grant&) const = default;
+};
+
+/// Which call a message belongs to.
+struct CallId {
+  std::uint32_t generation = 0;  ///< of the group
+  std::uint32_t exchange = 0;
+  std::uint64_t use = 0;
+  std::uint32_t plan = 0;
+  OpKind kind = OpKind::plan;
+  bool operator==(const CallId&) const = default;
+};
+
+struct FragmentHeader {
+  CallId call;
+  std::uint32_t ordinal = 0;        ///< which use of (plan, kind), from 0
+  std::uint32_t index = 0;          ///< of the fragment in its lane
+  std::uint32_t num_rows = 0;
+  std::uint32_t payload_bytes = 0;
+  std::uint32_t payload_crc = 0;    ///< CRC32C; meaningful when has_crc
+  bool has_crc = false;
+  Grant grant;                      ///< rides along
+  bool operator==(const FragmentHeader&) const = default;
+};
+inline constexpr std::size_t kFragmentHeaderBytes = 96;
+
+/// The sender's options by value: ranks compare all of them and name what differs.
+struct SharedOptions {
+  std::uint64_t hidden = 0;
+  std::uint64_t topology_hash = 0;
+  std::uint64_t placement_hash = 0;
+  std::uint64_t placement_version = 0;
+  std::uint32_t num_experts = 0;
+  std::uint32_t num_topk = 0;
+  std::uint32_t fragment_bytes = 0;
+  std::uint32_t range_tokens = 0;
+  std::uint16_t ranges_in_flight = 0;
+  DType dtype = DType::f32;
+  DType wire_dispatch = DType::f32;
+  DType wire_combine = DType::f32;
+  Strategy strategy = Strategy::flat;
+  bool checksum_payload = true;
+  bool operator==(const SharedOptions&) const = default;
+};
+
+/// "hidden is 1024 on rank 0 and 2048 on rank 3", for the first option that differs.
+std::optional<std::string> find_difference(const SharedOptions& a, int rank_a,
+                                           const SharedOptions& b, int rank_b);
+
+struct MetadataHeader {
+  CallId call;
+  std::uint32_t source = 0;
+  std::uint64_t num_tokens = 0;
+  SharedOptions options;
+  std::uint64_t body_bytes = 0;  ///< encoded membership, then the row summary
+  std::uint32_t body_crc = 0;    ///< CRC32C
+  bool operator==(const MetadataHeader&) const = default;
+};
+inline constexpr std::size_t kMetadataHeaderBytes = 128;
+
+struct GrantMessage {
+  std::uint32_t generation = 0;
+  Grant grant;
+  bool operator==(const GrantMessage&) const = default;
+};
+inline constexpr std::size_t kGrantMessageBytes = 32;
+
+struct PoisonMessage {
+  CallId call;
+  std::uint32_t origin = 0;  ///< the rank that refused
+  ErrorCode code = ErrorCode::peer_failed;
+  std::string text;          ///< at most kPoisonTextBytes; longer texts are cut
+  bool operator==(const PoisonMessage&) const = default;
+};
+inline constexpr std::size_t kPoisonTextBytes = 1024;
+
+/// Largest control message.
+inline constexpr std::size_t kControlLimitBytes = 64 + kPoisonTextBytes;
+
+void encode(const FragmentHeader& header, std::span<std::byte, kFragmentHeaderBytes> out);
+void encode(const MetadataHeader& header, std::span<std::byte, kMetadataHeaderBytes> out);
+void encode(const GrantMessage& message, std::span<std::byte, kGrantMessageBytes> out);
+std::vector<std::byte> encode(const PoisonMessage& message);
+
+/// Type of a message, or nothing when magic, version or length is wrong.
+std::optional<MessageType> message_type(std::span<const std::byte> bytes);
+[[nodiscard]] std::optional<std::string> decode(std::span<const std::byte> bytes, FragmentHeader& out);
+[[nodiscard]] std::optional<std::string> decode(std::span<const std::byte> bytes, MetadataHeader& out);
+[[nodiscard]] std::optional<std::string> decode(std::span<const std::byte> bytes, GrantMessage& out);
+[[nodiscard]] std::optional<std::string> decode(std::span<const std::byte> bytes, PoisonMessage& out);
+
+/// Rows that one rank's routing makes per strategy and target node (flat, rank_dedup, node_dedup),
+/// for the choice of a strategy; varints, so that a small batch stays small.
+struct RowSummary {
+  std::vector<std::array<std::uint64_t, 3>> rows_to_node;
+  bool operator==(const RowSummary&) const = default;
+};
+void encode_row_summary(const RowSummary& summary, std::vector<std::byte>& out);
+/// Decodes from the front of `bytes` and shortens it by what was read.
+[[nodiscard]] std::optional<std::string> decode_row_summary(std::span<const std::byte>& bytes,
+                                                            std::size_t num_nodes, RowSummary& out);
+
+}  // namespace ferry::wire
