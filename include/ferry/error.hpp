@@ -11,8 +11,8 @@ namespace ferry {
 enum class ErrorCode {
   invalid_argument,    ///< a value is out of range or has the wrong shape or dtype; fix the call
   mismatch,            ///< ranks disagree on an option or on the order of calls; make them agree
-  stale_plan,          ///< the plan belongs to another exchange or placement, or is poisoned; plan again
-  limit_exceeded,      ///< a stated limit (pool, metadata) is too small; raise it or release handles
+  stale_plan,          ///< the plan is of another exchange or placement, or poisoned; plan again
+  limit_exceeded,      ///< a stated limit (pool, metadata) is too small; raise it, or free handles
   resource_exhausted,  ///< the system gave no memory or handle; free some, or ask for less
   wrong_thread,        ///< a second thread used a transport that is in use; one caller at a time
   timeout,             ///< a peer gave no sign of life before the deadline; see the named rank

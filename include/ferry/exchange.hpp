@@ -158,5 +158,7 @@ void barrier(Transport& transport);
 /// Every rank's bytes, by rank. Sizes may differ.
 std::vector<std::vector<std::byte>> all_gather(Transport& transport,
                                                std::span<const std::byte> mine);
+Pending<std::vector<std::vector<std::byte>>> start_all_gather(Transport& transport,
+                                                              std::span<const std::byte> mine);
 
 }  // namespace ferry

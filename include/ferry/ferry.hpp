@@ -3,7 +3,8 @@
 // weighted sums home.
 //
 //   ferry::threads::run({.nodes = 2, .ranks_per_node = 4}, [](ferry::Transport& transport) {
-//     ferry::Exchange exchange(transport, placement, {.hidden = 1024, .dtype = ferry::DType::bf16});
+//     ferry::Exchange exchange(transport, placement,
+//                              {.hidden = 1024, .dtype = ferry::DType::bf16});
 //     ferry::Plan plan = exchange.plan(routing);
 //     ferry::ExpertRows rows = exchange.dispatch(plan, x);
 //     ferry::OutputRows y = exchange.output(plan);   // write the experts' outputs here

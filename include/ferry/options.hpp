@@ -25,10 +25,10 @@ struct ExchangeOptions {
   // Behaviour
   Strategy strategy = Strategy::node_dedup;
   /// Format of rows that cross nodes in dispatch; unset = the dtype (exact).
-  std::optional<DType> wire_dispatch;
+  std::optional<DType> wire_dispatch{};
   /// Format of rows or partial sums that cross nodes in combine; unset = the dtype. With f32 all
   /// strategies, transports and fragment sizes give the same bits.
-  std::optional<DType> wire_combine;
+  std::optional<DType> wire_combine{};
 
   // Performance
   /// Bytes of one fragment on the wire, header included; 0 = what the transport prefers.

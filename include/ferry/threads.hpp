@@ -14,7 +14,7 @@ struct Options {
   int nodes = 1;
   int ranks_per_node = 1;
   /// Set to use any other shape; nodes and ranks_per_node are then ignored.
-  std::optional<Topology> topology;
+  std::optional<Topology> topology{};
   /// Rate of one full-duplex link per node in bits per second, shared by its ranks: a message is
   /// delivered when such a link would have delivered it. 0 = as fast as memory.
   double link_bits_per_s = 0;

@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ferry/topology.hpp"
 
@@ -96,7 +97,7 @@ class Transport {
   /// Sends of one rank that keep a link full.
   virtual int preferred_sends_in_flight() const { return 4; }
 
-  // Node memory ---------------------------------------------------------------------------------
+  // Node memory -----------------------------------------------------------------------------------
   /// Zero-filled memory, page-aligned, that ranks of this node can map by (rank(), key).
   /// Errors: resource_exhausted, with the size.
   virtual std::byte* create_region(std::uint64_t key, std::uint64_t bytes) = 0;
@@ -112,13 +113,15 @@ class Transport {
   /// True once the flag is at least `value`; what was written before it was raised is then visible.
   virtual bool reached(const std::atomic<std::uint64_t>& flag, std::uint64_t value);
 
-  // Messages between nodes --------------------------------------------------------------------------
+  // Messages between nodes ------------------------------------------------------------------------
   /// Hands a message to the network. `bytes` stays untouched until sent(ticket) is true.
   std::uint64_t send(int target, MessageKind kind, std::span<const std::byte> bytes);
   /// True once the memory of a send is the caller's again; ask no more after that.
   virtual bool sent(std::uint64_t ticket) = 0;
   /// Gives memory for one payload message from `source`. Buffers of one source fill in order.
   virtual void post_receive(int source, std::span<std::byte> buffer) = 0;
+  /// Takes back, in order, the posted buffers of a source that no message has filled yet.
+  virtual std::vector<std::span<std::byte>> withdraw_receives(int source) = 0;
   /// The next completed receive of any source, if there is one.
   virtual std::optional<Received> poll_received() = 0;
   /// The next metadata or control message that has arrived and was not probed before.
@@ -126,17 +129,17 @@ class Transport {
   /// Gives memory (at least incoming.bytes) for a probed message; poll_received reports it.
   virtual void accept(const Incoming& incoming, std::span<std::byte> buffer) = 0;
 
-  // Payload kernels -----------------------------------------------------------------------------------
+  // Payload kernels -------------------------------------------------------------------------------
   void push_rows(const kernels::PushJob& job);
   void pack_rows(const kernels::PackJob& job);
   void sum_rows(const kernels::SumJob& job);
   std::uint32_t checksum(std::span<const std::byte> payload);
 
-  // Waiting ---------------------------------------------------------------------------------------------
+  // Waiting ---------------------------------------------------------------------------------------
   /// Polls until done or until a limit of the waiter passes; yields the core in between.
   virtual WaitOutcome wait_until(Waiter& waiter);
 
-  // Failure ---------------------------------------------------------------------------------------------
+  // Failure ---------------------------------------------------------------------------------------
   /// Ends the job of all ranks: every wait on every rank fails with `text`.
   virtual void abort(const std::string& text) = 0;
   /// The text of the first abort, once there is one.

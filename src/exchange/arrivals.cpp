@@ -1,0 +1,217 @@
+// What the engine does with messages that arrived: each goes to the plan or call that its header
+// names. What comes for an exchange, plan or call that this rank has not reached yet is kept: a
+// peer can be ahead only by what it has credit for. What comes for one that is over is dropped.
+
+#include <fmt/format.h>
+
+#include "exchange/engine.hpp"
+
+namespace ferry::detail {
+namespace {
+
+// Enough to keep links busy; few enough that other work gets its turn.
+constexpr int kArrivalsPerRound = 16;
+
+}  // namespace
+
+bool Engine::receive() {
+  int count = 0;
+  for (; count < kArrivalsPerRound; ++count) {
+    std::optional<Arrival> arrival = network_.poll();
+    if (!arrival) break;
+    const int source = arrival->source;
+    switch (arrival->kind) {
+      case MessageKind::payload: handle_fragment(std::move(*arrival)); break;
+      case MessageKind::metadata: handle_metadata(std::move(*arrival)); break;
+      case MessageKind::control: handle_control(std::move(*arrival)); break;
+    }
+    network_.replenish(source);
+  }
+  return count > 0;
+}
+
+std::shared_ptr<ExchangeState> Engine::find_exchange(std::uint32_t id) {
+  const auto found = exchanges_.find(id);
+  return found == exchanges_.end() ? nullptr : found->second.lock();
+}
+
+// A message that cannot be trusted names no call that could be failed alone.
+void Engine::refuse_message(int source, const std::string& why) {
+  const Error error(ErrorCode::corrupt_message,
+                    fmt::format("rank {} received a message from rank {} that it cannot use: {}; "
+                                "fix: check the network between them and that both run the same "
+                                "version",
+                                rank(), source, why));
+  for (const auto& [id, weak] : exchanges_) {
+    const std::shared_ptr<ExchangeState> exchange = weak.lock();
+    if (!exchange) continue;
+    std::vector<std::shared_ptr<Operation>> calls;
+    for (const auto& [use, operation] : exchange->calls) calls.push_back(operation);
+    for (const auto& operation : calls) refuse(*operation, error);
+  }
+}
+
+void Engine::handle_fragment(Arrival arrival) {
+  ArrivedFragment fragment;
+  const auto message = arrival.block.memory().first(arrival.fragment_bytes);
+  if (arrival.fragment_bytes < wire::kFragmentHeaderBytes) {
+    refuse_message(arrival.source, "a fragment shorter than its header, or longer than allowed");
+    return;
+  }
+  const auto problem = wire::decode(message.first(wire::kFragmentHeaderBytes), fragment.header);
+  if (problem) {
+    refuse_message(arrival.source, *problem);
+    return;
+  }
+  fragment.block = std::move(arrival.block);
+  const std::shared_ptr<ExchangeState> exchange = find_exchange(fragment.header.call.exchange);
+  if (!exchange) return;
+  if (fragment.header.grant.fragments > 0) {
+    const wire::Grant& grant = fragment.header.grant;
+    if (const auto target = find_exchange(grant.exchange)) {
+      apply_grant(*target, arrival.source, grant);
+    }
+  }
+  const auto payload = message.subspan(wire::kFragmentHeaderBytes);
+  if (payload.size() != fragment.header.payload_bytes) {
+    refuse_message(arrival.source,
+                   fmt::format("payload_bytes is {}, but {} bytes came with the fragment",
+                               fragment.header.payload_bytes, payload.size()));
+    return;
+  }
+  if (fragment.header.has_crc && transport_.checksum(payload) != fragment.header.payload_crc) {
+    refuse_message(arrival.source, fmt::format("payload_crc of fragment {} of {} (call {}) does "
+                                               "not fit its bytes",
+                                               fragment.header.index,
+                                               to_string(fragment.header.call.kind),
+                                               fragment.header.call.use));
+    return;
+  }
+  deliver_fragment(*exchange, arrival.source, std::move(fragment));
+}
+
+void Engine::deliver_fragment(ExchangeState& exchange, int source, ArrivedFragment fragment) {
+  const wire::FragmentHeader& header = fragment.header;
+  if (!check_order(exchange, header.call, source)) return;
+  const auto known = exchange.plans.find(header.call.plan);
+  if (known == exchange.plans.end()) {
+    // Plans are numbered in the order of their calls: a higher number is still to come.
+    bool making = header.call.plan >= exchange.next_plan;
+    for (const auto& [use, operation] : exchange.calls) {
+      making |= operation->call().kind == wire::OpKind::plan &&
+                operation->call().plan == header.call.plan && operation->running();
+    }
+    if (making) {
+      exchange.early.push_back({source, header.call.plan, std::move(fragment), {}});
+    }
+    return;
+  }
+  if (!known->second.flow) return;  // poisoned: received and thrown away
+  if (header.call.kind != wire::OpKind::dispatch && header.call.kind != wire::OpKind::combine) {
+    refuse_message(source, fmt::format("a fragment of {}", to_string(header.call.kind)));
+    return;
+  }
+  LaneInbox* const inbox = known->second.flow->kind(header.call.kind).inbox_of(source);
+  if (inbox == nullptr || header.ordinal != inbox->ordinal || header.index != inbox->arrived ||
+      inbox->arrived >= inbox->granted) {
+    refuse_message(source, fmt::format("fragment {} of use {} of plan {} came out of turn or "
+                                       "without credit",
+                                       header.index, header.ordinal, header.call.plan));
+    return;
+  }
+  ++inbox->arrived;
+  network_.settle(source, 1);
+  inbox->queue.push_back(std::move(fragment));
+}
+
+// True when this rank made, or has yet to make, the same call under that number.
+bool Engine::check_order(ExchangeState& exchange, const wire::CallId& call, int source) {
+  const ExchangeState::PastCall& past = exchange.past[call.use % exchange.past.size()];
+  if (call.use >= exchange.next_use || past.use != call.use) return true;
+  if (past.kind == call.kind && past.plan == call.plan) return true;
+  const auto running = exchange.calls.find(call.use);
+  if (running != exchange.calls.end()) {
+    refuse(*running->second,
+           Error(ErrorCode::mismatch,
+                 fmt::format("call {} of exchange {} is {} (plan {}) on rank {} and {} (plan {}) on "
+                             "rank {}; fix: start the same operations in the same order on all "
+                             "ranks",
+                             call.use, call.exchange, to_string(past.kind), past.plan, rank(),
+                             to_string(call.kind), call.plan, source)));
+  }
+  return false;
+}
+
+void Engine::apply_grant(ExchangeState& exchange, int source, const wire::Grant& grant) {
+  const auto known = exchange.plans.find(grant.plan);
+  if (known == exchange.plans.end()) {
+    exchange.early.push_back({source, grant.plan, std::nullopt, grant});
+    return;
+  }
+  if (!known->second.flow) return;
+  if (grant.kind != wire::OpKind::dispatch && grant.kind != wire::OpKind::combine) return;
+  LaneOutbox* const outbox = known->second.flow->kind(grant.kind).outbox_of(source);
+  if (outbox == nullptr || grant.fragments > outbox->total) {
+    refuse_message(source, fmt::format("a grant of {} fragments for plan {}, which has no such lane",
+                                       grant.fragments, grant.plan));
+    return;
+  }
+  if (grant.ordinal > outbox->ordinal) {
+    outbox->ordinal = grant.ordinal;
+    outbox->granted = grant.fragments;
+  } else if (grant.ordinal == outbox->ordinal && grant.fragments > outbox->granted) {
+    outbox->granted = grant.fragments;
+  }
+}
+
+void Engine::handle_control(Arrival arrival) {
+  const std::optional<wire::MessageType> type = wire::message_type(arrival.bytes);
+  wire::GrantMessage grant;
+  wire::PoisonMessage poison;
+  std::optional<std::string> problem = "not a control message of this version";
+  if (type == wire::MessageType::grant) problem = wire::decode(arrival.bytes, grant);
+  if (type == wire::MessageType::poison) problem = wire::decode(arrival.bytes, poison);
+  if (problem) {
+    refuse_message(arrival.source, *problem);
+    return;
+  }
+  const std::uint32_t id =
+      type == wire::MessageType::grant ? grant.grant.exchange : poison.call.exchange;
+  const std::shared_ptr<ExchangeState> exchange = find_exchange(id);
+  if (!exchange) {
+    if (id >= next_exchange_) ahead_[id].push_back(std::move(arrival));
+    return;
+  }
+  if (type == wire::MessageType::grant) {
+    apply_grant(*exchange, arrival.source, grant.grant);
+    return;
+  }
+  const Poison received{poison.call, static_cast<int>(poison.origin),
+                        Error(poison.code, poison.text)};
+  apply(*exchange, received);
+  post_on_board(*exchange, received);
+}
+
+void Engine::handle_metadata(Arrival arrival) {
+  wire::MetadataHeader header;
+  const auto head = std::span<const std::byte>(arrival.bytes)
+                        .first(std::min(arrival.bytes.size(), wire::kMetadataHeaderBytes));
+  if (const auto problem = wire::decode(head, header)) {
+    refuse_message(arrival.source, *problem);
+    return;
+  }
+  const std::shared_ptr<ExchangeState> exchange = find_exchange(header.call.exchange);
+  if (!exchange) {
+    if (header.call.exchange >= next_exchange_) {
+      ahead_[header.call.exchange].push_back(std::move(arrival));
+    }
+    return;
+  }
+  if (!check_order(*exchange, header.call, arrival.source)) return;
+  const bool over = header.call.use < exchange->next_use &&
+                    !exchange->calls.contains(header.call.use);
+  if (over) return;  // the call failed here before this came
+  exchange->metadata[header.call.use].push_back({arrival.source, std::move(arrival.bytes)});
+}
+
+}  // namespace ferry::detail

@@ -1,0 +1,341 @@
+// Exchange::combine: see combine.hpp.
+
+#include "exchange/combine.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "exchange/engine.hpp"
+
+namespace ferry::detail {
+namespace {
+
+constexpr int kFragmentsPerStep = 4;
+constexpr std::uint64_t kCopyBytesPerStep = 1U << 20U;
+
+// Targets stand in tree order: marks where a rank's group and the node's group end.
+void mark_groups(std::span<kernels::SumTerm> terms, std::span<const plan::Target> targets) {
+  for (std::size_t i = 0; i < terms.size(); ++i) {
+    const bool last = i + 1 == terms.size();
+    terms[i].ends_rank = last || targets[i + 1].local_rank != targets[i].local_rank;
+    terms[i].ends_node = last;
+  }
+}
+
+}  // namespace
+
+CombineOperation::CombineOperation(std::shared_ptr<ExchangeState> exchange,
+                                   std::shared_ptr<PlanState> plan, ConstMatrix y, Matrix out)
+    : Operation(std::move(exchange), std::move(plan), wire::OpKind::combine),
+      y_(y),
+      out_(out),
+      windows_(this->plan()->rows.rows_to),
+      senders_(this->plan()->rows.landing, true, this->exchange().combine_framing) {
+  flow_ = &this->plan()->flow->kind(wire::OpKind::combine);
+  ordinal_ = flow_->next_ordinal++;
+  for (const plan::LanePair& pair : this->plan()->rows.outgoing) {
+    lanes_.push_back(
+        {LaneReceiver(pair, true, this->exchange().combine_framing.rows_per_fragment), {}, 0});
+  }
+  group_lanes();
+}
+
+void CombineOperation::group_lanes() {
+  const Topology& topology = engine().transport().topology();
+  std::size_t lane = 0;
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    NodeGroup group{.home = node == engine().transport().node(), .first_lane = lane};
+    while (lane < lanes_.size() &&
+           topology.node_of(lanes_[lane].receiver.lane().peer) == node) {
+      ++lane;
+    }
+    group.end_lane = lane;
+    if (group.home || group.end_lane > group.first_lane) groups_.push_back(group);
+  }
+  FERRY_ASSERT(lane == lanes_.size(), "lanes are not in the order of nodes");
+}
+
+bool CombineOperation::step() {
+  bool advanced = take_slot();
+  advanced |= copy_y();
+  advanced |= show_window();
+  advanced |= windows_.resolve(*this);
+  if (!running()) return true;
+  if (windows_.complete()) {
+    advanced |= send_some();
+    advanced |= sum_home();
+    if (!running()) return true;
+    advanced |= finish_reading();
+  }
+  if (!shown_ || !read_all_ || sends_in_flight > 0 || missing_reader() >= 0) return advanced;
+  lease_->slot().shown = false;
+  lease_.reset();
+  succeed();
+  return true;
+}
+
+// y that already lies in a window of this rank is read there; anything else is copied into one.
+bool CombineOperation::take_slot() {
+  if (lease_) return false;
+  const bool in_place =
+      y_.stride_bytes() == static_cast<std::int64_t>(exchange().window_stride_bytes);
+  if (in_place) lease_ = engine().slots().find(y_.data);
+  if (lease_) {
+    copied_rows_ = y_.rows;
+  } else {
+    lease_ = engine().slots().take(plan()->summary.window_bytes, describe());
+  }
+  return true;
+}
+
+bool CombineOperation::copy_y() {
+  if (copied_rows_ == y_.rows) return false;
+  const std::int64_t stride = static_cast<std::int64_t>(exchange().window_stride_bytes);
+  const auto most = static_cast<std::int64_t>(kCopyBytesPerStep / exchange().row_bytes + 1);
+  const std::int64_t end = std::min(y_.rows, copied_rows_ + most);
+  std::vector<kernels::PushRow> rows;
+  std::vector<std::byte*> targets;
+  for (; copied_rows_ < end; ++copied_rows_) {
+    rows.push_back({y_.row(copied_rows_), static_cast<std::uint32_t>(targets.size()), 1});
+    targets.push_back(lease_->slot().data() + copied_rows_ * stride);
+  }
+  engine().transport().push_rows({.source_dtype = exchange().shape.dtype,
+                                  .target_dtype = exchange().shape.dtype,
+                                  .hidden = exchange().shape.hidden,
+                                  .rows = rows,
+                                  .targets = targets});
+  return true;
+}
+
+bool CombineOperation::show_window() {
+  if (shown_ || copied_rows_ < y_.rows) return false;
+  shown_ = engine().publish(*this, lease_->slot(), plan()->summary.window_bytes);
+  if (shown_) turn_ = lease_->slot().turn;
+  return shown_;
+}
+
+bool CombineOperation::send_some() {
+  int sent = 0;
+  for (; sent < kFragmentsPerStep; ++sent) {
+    const auto next = senders_.next(*this, *flow_, ordinal_);
+    if (!next) break;
+    Block block = engine().network().take_block();
+    fill_partials(*next, block.memory().data() + wire::kFragmentHeaderBytes);
+    engine().network().send_fragment(
+        next->pair->dispatch.peer,
+        {.call = call(),
+         .ordinal = ordinal_,
+         .index = static_cast<std::uint32_t>(next->fragment.index),
+         .num_rows = next->fragment.count,
+         .payload_bytes = static_cast<std::uint32_t>(next->fragment.count *
+                                                     exchange().combine_framing.row_bytes),
+         .has_crc = exchange().options.checksum_payload},
+        std::move(block), shared_from_this());
+    senders_.advance();
+  }
+  return sent > 0;
+}
+
+// What goes back for each item: its output as it is where an item is one (token, expert), else the
+// weighted sum of its outputs on this node.
+void CombineOperation::fill_partials(const LaneSenders::Next& next, std::byte* payload) {
+  const plan::Lane& lane = *next.lane;
+  const DType wire_dtype = *exchange().options.wire_combine;
+  const std::uint64_t row_bytes = exchange().combine_framing.row_bytes;
+  const bool raw = plan::info(exchange().options.strategy).unit == plan::RowUnit::token_expert;
+  terms_.clear();
+  sums_.clear();
+  sources_.clear();
+  for (std::uint32_t i = 0; i < next.fragment.count; ++i) {
+    const std::uint32_t item = next.fragment.first + i;
+    const auto first = static_cast<std::uint32_t>(terms_.size());
+    const std::span<const plan::Target> targets =
+        std::span(lane.targets).subspan(lane.target_begin[item],
+                                        lane.target_begin[item + 1] - lane.target_begin[item]);
+    for (const plan::Target& target : targets) terms_.push_back(output_term(target));
+    if (raw) {
+      sources_.push_back(terms_.back().row);
+      continue;
+    }
+    mark_groups(std::span(terms_).subspan(first), targets);
+    sums_.push_back({payload + i * row_bytes, first, static_cast<std::uint32_t>(targets.size())});
+  }
+  if (raw) {
+    engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
+                                    .wire_dtype = wire_dtype,
+                                    .hidden = exchange().shape.hidden,
+                                    .rows = sources_,
+                                    .out = payload});
+  } else {
+    engine().transport().sum_rows({.out_dtype = wire_dtype,
+                                   .hidden = exchange().shape.hidden,
+                                   .rows = sums_,
+                                   .terms = terms_});
+  }
+}
+
+bool CombineOperation::sum_home() {
+  if (range_ == plan()->rows.num_ranges()) {
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      if (flow_->inboxes[i].ordinal == ordinal_) lanes_[i].receiver.end_use(*this, flow_->inboxes[i]);
+    }
+    return false;
+  }
+  if (!stage_range() || !running()) return false;
+  sum_range();
+  ++range_;
+  return true;
+}
+
+// True when all partial sums of the range are here.
+bool CombineOperation::stage_range() {
+  bool ready = true;
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    Homecoming& lane = lanes_[i];
+    LaneInbox& inbox = flow_->inboxes[i];
+    if (lane.receiver.done()) continue;
+    if (inbox.ordinal != ordinal_) return false;  // an earlier use of the plan still comes home
+    lane.receiver.grant_through(*this, inbox, range_);
+    while (!lane.receiver.done() && lane.receiver.range() == range_) {
+      auto taken = lane.receiver.take(*this, inbox, exchange().combine_framing);
+      if (!taken) break;
+      lane.staged.push_back(std::move(*taken));
+    }
+    ready &= lane.receiver.done() || lane.receiver.range() > range_;
+  }
+  return ready;
+}
+
+void CombineOperation::sum_range() {
+  const plan::RankPlan& rows = plan()->rows;
+  terms_.clear();
+  sums_.clear();
+  for (Homecoming& lane : lanes_) lane.next_item = lane.receiver.lane().range_begin[range_];
+  const std::uint64_t begin = range_ * rows.range_tokens;
+  const std::uint64_t end = std::min(begin + rows.range_tokens, rows.num_tokens);
+  for (std::uint64_t token = begin; token < end; ++token) {
+    const auto first = static_cast<std::uint32_t>(terms_.size());
+    for (const NodeGroup& group : groups_) {
+      bool any = false;
+      if (group.home) add_home_terms(token);
+      for (std::size_t i = group.first_lane; i < group.end_lane; ++i) {
+        any |= add_lane_terms(lanes_[i], token);
+      }
+      if (any) terms_.back().ends_node = true;
+    }
+    sums_.push_back({out_.row(static_cast<std::int64_t>(token)), first,
+                     static_cast<std::uint32_t>(terms_.size()) - first});
+  }
+  engine().transport().sum_rows({.out_dtype = exchange().shape.dtype,
+                                 .hidden = exchange().shape.hidden,
+                                 .rows = sums_,
+                                 .terms = terms_});
+  for (Homecoming& lane : lanes_) lane.staged.clear();
+}
+
+// On the home node slots are added in order, whatever ranks they are on: one group.
+void CombineOperation::add_home_terms(std::uint64_t token) {
+  const plan::RankPlan& rows = plan()->rows;
+  const std::uint32_t begin = rows.home_begin[token];
+  const std::uint32_t end = rows.home_begin[token + 1];
+  for (std::uint32_t t = begin; t < end; ++t) terms_.push_back(output_term(rows.home_targets[t]));
+  if (end > begin) {
+    terms_.back().ends_rank = true;
+    terms_.back().ends_node = true;
+  }
+}
+
+bool CombineOperation::add_lane_terms(Homecoming& lane, std::uint64_t token) {
+  const plan::Lane& items = lane.receiver.lane();
+  const std::uint32_t first = lane.next_item;
+  for (; lane.next_item < items.tokens.size() && items.tokens[lane.next_item] == token;
+       ++lane.next_item) {
+    kernels::SumTerm term;
+    term.row = staged_row(lane, lane.next_item);
+    term.dtype = *exchange().options.wire_combine;
+    if (!items.weights.empty()) {
+      term.weighted = true;
+      term.weight = items.weights[lane.next_item];
+    }
+    terms_.push_back(term);
+  }
+  if (lane.next_item == first) return false;
+  terms_.back().ends_rank = true;
+  return true;
+}
+
+const std::byte* CombineOperation::staged_row(const Homecoming& lane, std::uint32_t item) const {
+  const std::uint32_t in_range = item - lane.receiver.lane().range_begin[range_];
+  const std::uint64_t per_fragment = exchange().combine_framing.rows_per_fragment;
+  const LaneReceiver::Taken& taken = lane.staged[in_range / per_fragment];
+  FERRY_ASSERT(item >= taken.fragment.first && item < taken.fragment.first + taken.fragment.count,
+               "item {} is not in its fragment", item);
+  return taken.arrived.payload() +
+         (item - taken.fragment.first) * exchange().combine_framing.row_bytes;
+}
+
+kernels::SumTerm CombineOperation::output_term(const plan::Target& target) const {
+  kernels::SumTerm term;
+  term.row = windows_.data(target.local_rank) + target.row * exchange().window_stride_bytes;
+  term.weight = target.weight;
+  term.weighted = true;
+  term.dtype = exchange().shape.dtype;
+  return term;
+}
+
+bool CombineOperation::finish_reading() {
+  if (read_all_ || range_ < plan()->rows.num_ranges() || !senders_.done()) return false;
+  windows_.raise(*this, PeerWindows::Flag::released);
+  read_all_ = true;
+  return true;
+}
+
+int CombineOperation::missing_reader() {
+  const std::vector<std::uint64_t>& rows_from = plan()->rows.rows_from;
+  const Slot& slot = lease_->slot();
+  Transport& transport = engine().transport();
+  for (int local = 0; local < static_cast<int>(rows_from.size()); ++local) {
+    if (rows_from[local] == 0) continue;
+    if (transport.reached(slot.layout.released(slot.base, local).value, turn_)) continue;
+    if (failing()) {
+      // After a failure readers may give up instead of reading to the end.
+      ControlBlock* const control = exchange().control_of(local);
+      if (control != nullptr && transport.reached(control->finished_below(), call().use + 1)) {
+        continue;
+      }
+    }
+    return engine().node_ranks()[local];
+  }
+  return -1;
+}
+
+WaitTarget CombineOperation::waits_for() const {
+  auto& self = const_cast<CombineOperation&>(*this);
+  if (!shown_) return {engine().cell_holder(*this), Phase::earlier_call};
+  if (const int rank = windows_.missing_rank(*this); rank >= 0) return {rank, Phase::outputs};
+  if (const int rank = senders_.starved_peer(*flow_, ordinal_); rank >= 0) {
+    return {rank, Phase::credit};
+  }
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    const LaneReceiver& receiver = lanes_[i].receiver;
+    if (!receiver.done() && receiver.range() <= range_) {
+      return {flow_->inboxes[i].peer, Phase::partial_sums};
+    }
+  }
+  if (const int rank = self.missing_reader(); rank >= 0) return {rank, Phase::outputs_read};
+  return {plan()->rows.landing.empty() ? -1 : plan()->rows.landing.front().dispatch.peer,
+          Phase::sends};
+}
+
+bool CombineOperation::quiet() {
+  if (!shown_) {
+    lease_.reset();
+    return true;
+  }
+  if (missing_reader() >= 0) return false;
+  lease_->slot().shown = false;
+  lease_.reset();
+  return true;
+}
+
+}  // namespace ferry::detail

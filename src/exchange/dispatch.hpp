@@ -1,0 +1,60 @@
+#pragma once
+// Exchange::dispatch. Three streams of work side by side: fragments to other nodes, fragments from
+// other nodes that land here, rows of own tokens for this node. Each row is written once, straight
+// into the window of the rank that holds its expert.
+
+#include <memory>
+#include <vector>
+
+#include "exchange/lanes.hpp"
+#include "exchange/operation.hpp"
+#include "exchange/peer_windows.hpp"
+#include "exchange/slots.hpp"
+#include "ferry/matrix.hpp"
+#include "kernels/row_kernels.hpp"
+
+namespace ferry::detail {
+
+class DispatchOperation final : public Operation {
+ public:
+  DispatchOperation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
+                    ConstMatrix x);
+
+  bool step() override;
+  WaitTarget waits_for() const override;
+  bool quiet() override;
+
+  /// The rows' slot, for the handle that the caller gets. Requires: the operation succeeded.
+  std::unique_ptr<SlotLease> take_lease() { return std::move(lease_); }
+  Matrix rows() const;
+
+ private:
+  bool show_window();
+  bool send_some();
+  bool land_some();
+  bool land(LaneReceiver& receiver, const LaneReceiver::Taken& taken);
+  bool push_home();
+  bool finish_writing();
+  /// A rank that has not written all its rows into this window; -1 if none.
+  int missing_writer() const;
+  bool all_landed() const;
+  std::byte* target_row(const plan::Target& target) const;
+
+  const ConstMatrix x_;
+  KindFlow* flow_ = nullptr;
+  std::uint32_t ordinal_ = 0;
+  std::unique_ptr<SlotLease> lease_;
+  std::uint64_t turn_ = 0;
+  bool shown_ = false;
+  bool wrote_ = false;
+  PeerWindows windows_;
+  LaneSenders senders_;
+  std::vector<LaneReceiver> receivers_;
+  std::uint64_t next_token_ = 0;
+  // Reused from step to step.
+  std::vector<kernels::PushRow> push_rows_;
+  std::vector<std::byte*> targets_;
+  std::vector<const std::byte*> sources_;
+};
+
+}  // namespace ferry::detail

@@ -1,0 +1,145 @@
+#pragma once
+// The engine of one transport: drives all operations of all its exchanges, hands what arrives to
+// them, and carries refusals to every rank. One per transport, made at first use.
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "exchange/network.hpp"
+#include "exchange/operation.hpp"
+#include "exchange/slots.hpp"
+#include "exchange/state.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/transport.hpp"
+
+namespace ferry::detail {
+
+class Engine final : public TransportAttachment {
+ public:
+  static Engine& of(Transport& transport);
+  explicit Engine(Transport& transport);
+  ~Engine() override;
+
+  Transport& transport() const { return transport_; }
+  int rank() const { return transport_.rank(); }
+  /// Ranks of this node; local indices count in it.
+  const std::vector<int>& node_ranks() const { return node_ranks_; }
+  int local_index() const { return local_index_; }
+  TransportLimits& limits() { return limits_; }
+  SlotPool& slots() { return slots_; }
+  const SlotPool& slots() const { return slots_; }
+  Network& network() { return network_; }
+
+  // Exchanges
+  std::uint32_t take_exchange_number() { return next_exchange_++; }
+  void add(const std::shared_ptr<ExchangeState>& exchange);
+  /// The exchange of barriers and all_gather.
+  const std::shared_ptr<ExchangeState>& world();
+
+  // Calls
+  /// Takes up an operation; with a refusal it fails at once, here and on every rank.
+  void start(const std::shared_ptr<Operation>& operation, const std::optional<Error>& refusal);
+  /// One round of work for everything. True when something moved.
+  bool progress();
+  /// Fails a running operation here and on every rank.
+  void refuse(Operation& operation, const Error& error);
+  /// A finished plan: its credit starts, and what came early for it is handed over.
+  void adopt_plan(ExchangeState& exchange, const std::shared_ptr<PlanState>& plan);
+
+  // Node memory
+  /// Address of a region of a rank of this node; null while it does not exist.
+  std::byte* map(int owner, std::uint64_t key);
+  /// Shows a slot to the node for this call. False while an old cell is still in use.
+  bool publish(const Operation& operation, Slot& slot, std::uint64_t bytes);
+  /// The first rank whose unfinished call keeps publish from going on; -1 if none.
+  int cell_holder(const Operation& operation);
+  /// The cell of a rank of this node for this call, once it is there. Refuses the operation where
+  /// the rank made another call instead.
+  const Cell* find_cell(Operation& operation, int local_rank);
+  /// Keeps a slot until every rank of the node has ended the call.
+  void retire(std::unique_ptr<SlotLease> lease, const Operation& operation);
+
+  // Waiting
+  void show_waiting(const Operation* operation);
+  std::uint64_t life_sign(const WaitTarget& target);
+  /// The text of a timeout: who was waited for, to the end of the chain in this node.
+  std::string describe_wait(const Operation& operation, double waited_s);
+
+ private:
+  friend class CallerGuard;
+  struct Retiring {
+    std::unique_ptr<SlotLease> lease;
+    // Shared with the caller's handle; kept until the slot is free.
+    std::shared_ptr<ExchangeState> exchange;
+    std::uint64_t use;
+  };
+
+  // engine.cpp
+  bool step_calls();
+  bool settle_call(ExchangeState& exchange, Operation& operation);
+  void update_finished(ExchangeState& exchange);
+  bool release_retired();
+  bool node_is_past(ExchangeState& exchange, std::uint64_t use);
+  void fail_all(const Error& error);
+  void drop_dead_plans(ExchangeState& exchange);
+  void retire_flow(ExchangeState::KnownPlan& known);
+
+  // arrivals.cpp
+  bool receive();
+  void handle_fragment(Arrival arrival);
+  void deliver_fragment(ExchangeState& exchange, int source, ArrivedFragment fragment);
+  void handle_control(Arrival arrival);
+  void handle_metadata(Arrival arrival);
+  void apply_grant(ExchangeState& exchange, int source, const wire::Grant& grant);
+  bool check_order(ExchangeState& exchange, const wire::CallId& call, int source);
+  std::shared_ptr<ExchangeState> find_exchange(std::uint32_t id);
+  void refuse_message(int source, const std::string& why);
+
+  // poison.cpp
+  void broadcast(ExchangeState& exchange, const Poison& poison);
+  void post_on_board(ExchangeState& exchange, const Poison& poison);
+  bool board_has_room(ExchangeState& exchange);
+  void write_entry(ExchangeState& exchange, const Poison& poison);
+  bool read_boards();
+  bool flush_boards();
+  void apply(ExchangeState& exchange, const Poison& poison);
+
+  Transport& transport_;
+  const std::vector<int>& node_ranks_;
+  const int local_index_;
+  TransportLimits limits_;
+  SlotPool slots_;
+  Network network_;
+  std::uint32_t next_exchange_ = 0;
+  // Also held by callers and operations; an exchange nobody holds is dropped.
+  std::map<std::uint32_t, std::weak_ptr<ExchangeState>> exchanges_;
+  std::shared_ptr<ExchangeState> world_;
+  std::map<std::pair<int, std::uint64_t>, std::byte*> mapped_;
+  std::vector<Retiring> retiring_;
+  /// Messages for exchanges that this rank has not made yet.
+  std::map<std::uint32_t, std::vector<Arrival>> ahead_;
+  std::map<std::uint32_t, std::vector<Poison>> board_backlog_;
+  std::atomic<const void*> caller_{nullptr};
+  int caller_depth_ = 0;
+};
+
+/// Held during every call from outside. Errors: wrong_thread when another thread is inside.
+class CallerGuard {
+ public:
+  explicit CallerGuard(Engine& engine);
+  ~CallerGuard();
+  CallerGuard(const CallerGuard&) = delete;
+  CallerGuard& operator=(const CallerGuard&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
+/// Region key of the control block of an exchange.
+constexpr std::uint64_t control_key(std::uint32_t exchange) { return (1ULL << 63U) | exchange; }
+
+}  // namespace ferry::detail

@@ -1,0 +1,74 @@
+#pragma once
+// Credit and arrived fragments of one plan. A sender may have sent as many fragments of a use as
+// the receiver has granted, so arrived data never needs more memory than was set aside for it.
+// Invariants:
+//   1. Fragments of an inbox belong to one use at a time (`ordinal`); the next use is granted only
+//      when all fragments of this one are consumed.
+//   2. arrived <= granted <= total.
+
+#include <array>
+#include <cstdint>
+#include <list>
+#include <vector>
+
+#include "exchange/blocks.hpp"
+#include "plan/rank_plan.hpp"
+#include "plan/traffic.hpp"
+#include "wire/headers.hpp"
+
+namespace ferry::detail {
+
+/// Fragments per lane and operation that every plan sets aside and grants in its metadata.
+inline constexpr std::uint32_t kInitialFragments = 1;
+
+struct ArrivedFragment {
+  wire::FragmentHeader header;
+  Block block;
+
+  const std::byte* payload() const { return block.memory().data() + wire::kFragmentHeaderBytes; }
+};
+
+/// Receiving end of a lane, for one kind of operation.
+struct LaneInbox {
+  int peer = -1;
+  std::uint32_t total = 0;    ///< fragments of every use
+  std::uint32_t ordinal = 0;  ///< the use whose fragments come now
+  std::uint32_t granted = 0;
+  std::uint32_t arrived = 0;
+  std::list<ArrivedFragment> queue;  ///< arrived and not consumed
+};
+
+/// Sending end of a lane, for one kind of operation: what the receiver granted last.
+struct LaneOutbox {
+  int peer = -1;
+  std::uint32_t total = 0;
+  std::uint32_t ordinal = 0;
+  std::uint32_t granted = 0;
+
+  bool may_send(std::uint32_t use_ordinal, std::uint64_t fragment) const {
+    return ordinal == use_ordinal && fragment < granted;
+  }
+};
+
+/// All lanes of one kind of operation.
+struct KindFlow {
+  std::uint32_t next_ordinal = 0;  ///< of the next call of this kind
+  std::vector<LaneInbox> inboxes;
+  std::vector<LaneOutbox> outboxes;
+
+  LaneInbox* inbox_of(int peer);
+  LaneOutbox* outbox_of(int peer);
+};
+
+/// Dispatch goes from source to landing rank, combine back.
+class PlanFlow {
+ public:
+  PlanFlow(const plan::RankPlan& plan, const plan::Framing& dispatch, const plan::Framing& combine);
+
+  KindFlow& kind(wire::OpKind kind);
+
+ private:
+  std::array<KindFlow, 2> kinds_;
+};
+
+}  // namespace ferry::detail

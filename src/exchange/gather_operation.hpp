@@ -1,0 +1,30 @@
+#pragma once
+// all_gather and barrier: a metadata round whose messages are the caller's bytes.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "exchange/metadata_round.hpp"
+#include "exchange/operation.hpp"
+
+namespace ferry::detail {
+
+class GatherOperation final : public Operation {
+ public:
+  GatherOperation(std::shared_ptr<ExchangeState> world, std::span<const std::byte> mine);
+
+  bool step() override;
+  WaitTarget waits_for() const override { return round_->waits_for(*this); }
+  bool quiet() override;
+
+  /// By rank.
+  std::vector<std::vector<std::byte>>& result() { return result_; }
+
+ private:
+  std::unique_ptr<MetadataRound> round_;
+  std::vector<std::vector<std::byte>> result_;
+};
+
+}  // namespace ferry::detail

@@ -1,0 +1,79 @@
+#pragma once
+// The fragments of one call: which to send next, and which have come. Ranges go in ascending order;
+// a lane waits for credit while others go on.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "exchange/flow.hpp"
+#include "exchange/operation.hpp"
+#include "plan/traffic.hpp"
+
+namespace ferry::detail {
+
+/// The sending side of one call.
+class LaneSenders {
+ public:
+  struct Next {
+    const plan::LanePair* pair = nullptr;
+    const plan::Lane* lane = nullptr;
+    plan::Fragment fragment;
+  };
+
+  /// `pairs` are the plan's landing or outgoing lanes; `back` takes their combine direction.
+  LaneSenders(const std::vector<plan::LanePair>& pairs, bool back, const plan::Framing& framing);
+
+  /// The next fragment that has credit and may be sent now: of the lowest range first, lanes in
+  /// turn. Stays the same until `advance`.
+  std::optional<Next> next(Operation& operation, KindFlow& flow, std::uint32_t ordinal);
+  void advance();
+  bool done() const { return open_ == 0; }
+  /// The peer of a lane that has more to send and no credit; -1 if none.
+  int starved_peer(const KindFlow& flow, std::uint32_t ordinal) const;
+
+ private:
+  struct Lane {
+    const plan::LanePair* pair;
+    const plan::Lane* lane;
+    plan::FragmentCursor cursor;
+  };
+  std::vector<Lane> lanes_;  ///< same order as the flow's outboxes
+  std::size_t turn_ = 0;     ///< lane after the one that sent last
+  std::size_t picked_ = 0;
+  std::size_t open_ = 0;     ///< lanes with fragments left
+};
+
+/// The receiving side of one lane in one call.
+class LaneReceiver {
+ public:
+  LaneReceiver(const plan::LanePair& pair, bool back, std::uint64_t rows_per_fragment);
+
+  const plan::LanePair& pair() const { return *pair_; }
+  const plan::Lane& lane() const { return *lane_; }
+  bool done() const { return cursor_.at_end(); }
+  /// Range of the next fragment. Requires: !done()
+  std::uint64_t range() const { return cursor_.current().range; }
+
+  struct Taken {
+    plan::Fragment fragment;
+    ArrivedFragment arrived;
+  };
+  /// The next fragment of this call, if it is here. Refuses the operation where it is not what the
+  /// plan says.
+  std::optional<Taken> take(Operation& operation, LaneInbox& inbox, const plan::Framing& framing);
+  /// Grants the peer all fragments up to `ranges` ranges after range `working_on`.
+  void grant_through(Operation& operation, LaneInbox& inbox, std::uint64_t working_on);
+  /// Every fragment is consumed: the peer may send the first ones of the next use.
+  void end_use(Operation& operation, LaneInbox& inbox);
+
+ private:
+  const plan::LanePair* pair_;
+  const plan::Lane* lane_;
+  std::uint64_t rows_per_fragment_;
+  plan::FragmentCursor cursor_;
+  std::uint64_t granted_range_ = 0;  ///< ranges below this are granted
+  bool ended_ = false;
+};
+
+}  // namespace ferry::detail

@@ -1,0 +1,174 @@
+// One round of metadata: see metadata_round.hpp. A window holds the number of entries, a table of
+// (source, message offset and bytes, note offset and bytes), then the bytes, 8-byte aligned.
+
+#include "exchange/metadata_round.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "exchange/engine.hpp"
+
+namespace ferry::detail {
+namespace {
+
+struct TableRow {
+  std::uint64_t source;
+  std::uint64_t message_offset;
+  std::uint64_t message_bytes;
+  std::uint64_t note_offset;
+  std::uint64_t note_bytes;
+};
+
+std::uint64_t aligned(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+}  // namespace
+
+MetadataRound::MetadataRound(Engine& engine, std::vector<std::vector<std::byte>> messages,
+                             Annotate annotate)
+    : engine_(engine),
+      messages_(std::move(messages)),
+      annotate_(std::move(annotate)),
+      sources_(engine.transport().topology().sources_landing_at(engine.rank())),
+      seen_(engine.node_ranks().size(), false),
+      num_windows_(static_cast<int>(engine.node_ranks().size())),
+      entries_(static_cast<std::size_t>(engine.transport().topology().num_ranks())) {}
+
+bool MetadataRound::step(Operation& operation) {
+  bool advanced = send_messages();
+  advanced |= collect(operation);
+  advanced |= show(operation);
+  advanced |= read_windows(operation);
+  return advanced;
+}
+
+bool MetadataRound::send_messages() {
+  if (sent_) return false;
+  sent_ = true;
+  const Topology& topology = engine_.transport().topology();
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    if (node == engine_.transport().node()) continue;
+    sent_bytes_ += messages_[node].size();
+    engine_.network().send(topology.rail_rank(engine_.rank(), node), MessageKind::metadata,
+                           std::move(messages_[node]));
+  }
+  return true;
+}
+
+bool MetadataRound::collect(Operation& operation) {
+  bool advanced = false;
+  if (received_.empty() && operation.running()) {
+    std::vector<std::byte> own = std::move(messages_[engine_.transport().node()]);
+    advanced |= take(operation, engine_.rank(), std::move(own));
+  }
+  auto arrived = operation.exchange().metadata.extract(operation.call().use);
+  if (!arrived) return advanced;
+  for (ArrivedMetadata& metadata : arrived.mapped()) {
+    advanced |= take(operation, metadata.source, std::move(metadata.bytes));
+  }
+  return advanced;
+}
+
+bool MetadataRound::take(Operation& operation, int source, std::vector<std::byte> message) {
+  if (!operation.running()) return false;
+  const bool known = std::ranges::any_of(
+      received_, [&](const Received& received) { return received.source == source; });
+  const bool expected = source == engine_.rank() || std::ranges::binary_search(sources_, source);
+  Note note;
+  if (known || !expected) {
+    note.error = Error(ErrorCode::corrupt_message,
+                       fmt::format("{}: metadata of rank {} came {}", operation.describe(), source,
+                                   known ? "twice" : "here, but lands on another rank"));
+  } else {
+    note = annotate_(source, message);
+  }
+  if (note.error) {
+    engine_.refuse(operation, *note.error);
+    return true;
+  }
+  received_.push_back({source, std::move(message), std::move(note.bytes)});
+  return true;
+}
+
+bool MetadataRound::show(Operation& operation) {
+  if (shown_ || !operation.running() || received_.size() != sources_.size() + 1) return false;
+  if (!lease_) {
+    window_bytes_ = sizeof(std::uint64_t) + received_.size() * sizeof(TableRow);
+    for (const Received& received : received_) {
+      window_bytes_ += aligned(received.message.size()) + aligned(received.note.size());
+    }
+    lease_ = engine_.slots().take(window_bytes_, operation.describe());
+    std::byte* const base = lease_->slot().data();
+    const std::uint64_t count = received_.size();
+    std::memcpy(base, &count, sizeof count);
+    std::uint64_t row_at = sizeof count;
+    std::uint64_t at = row_at + count * sizeof(TableRow);
+    for (const Received& received : received_) {
+      TableRow row{};
+      row.source = static_cast<std::uint64_t>(received.source);
+      row.message_offset = at;
+      row.message_bytes = received.message.size();
+      at += aligned(row.message_bytes);
+      row.note_offset = at;
+      row.note_bytes = received.note.size();
+      at += aligned(row.note_bytes);
+      std::memcpy(base + row_at, &row, sizeof row);
+      row_at += sizeof row;
+      std::ranges::copy(received.message, base + row.message_offset);
+      std::ranges::copy(received.note, base + row.note_offset);
+    }
+  }
+  shown_ = engine_.publish(operation, lease_->slot(), window_bytes_);
+  return shown_;
+}
+
+bool MetadataRound::read_windows(Operation& operation) {
+  bool advanced = false;
+  for (int local = 0; local < num_windows_ && operation.running(); ++local) {
+    if (seen_[local]) continue;
+    const Cell* const cell = engine_.find_cell(operation, local);
+    if (cell == nullptr) continue;
+    std::byte* const base = engine_.map(engine_.node_ranks()[local], cell->region_key);
+    if (base == nullptr) continue;
+    const SlotLayout layout{.node_size = num_windows_};
+    read_window({base + layout.data_offset(), cell->bytes});
+    seen_[local] = true;
+    ++windows_seen_;
+    advanced = true;
+  }
+  return advanced;
+}
+
+void MetadataRound::read_window(std::span<const std::byte> window) {
+  std::uint64_t count = 0;
+  std::memcpy(&count, window.data(), sizeof count);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    TableRow row{};
+    std::memcpy(&row, window.data() + sizeof count + i * sizeof row, sizeof row);
+    entries_[row.source] = {window.subspan(row.message_offset, row.message_bytes),
+                            window.subspan(row.note_offset, row.note_bytes)};
+  }
+}
+
+WaitTarget MetadataRound::waits_for(const Operation& operation) const {
+  for (const int source : sources_) {
+    const bool here = std::ranges::any_of(
+        received_, [&](const Received& received) { return received.source == source; });
+    if (!here) return {source, Phase::metadata};
+  }
+  if (!shown_) {
+    const int holder = engine_.cell_holder(operation);
+    if (holder >= 0) return {holder, Phase::earlier_call};
+  }
+  for (int local = 0; local < num_windows_; ++local) {
+    if (!seen_[local]) return {engine_.node_ranks()[local], Phase::node_counts};
+  }
+  return {};
+}
+
+void MetadataRound::retire(Operation& operation) {
+  if (lease_) engine_.retire(std::move(lease_), operation);
+}
+
+}  // namespace ferry::detail

@@ -1,0 +1,55 @@
+// What all operations share: see operation.hpp.
+
+#include "exchange/operation.hpp"
+
+#include <fmt/format.h>
+
+#include "exchange/engine.hpp"
+
+namespace ferry::detail {
+
+std::string_view to_string(Phase phase) {
+  switch (phase) {
+    case Phase::none: return "nothing";
+    case Phase::metadata: return "its routing";
+    case Phase::node_counts: return "its counts in node memory";
+    case Phase::window_granted: return "its window";
+    case Phase::rows: return "its rows";
+    case Phase::rows_pushed: return "rows that it writes into this rank's window";
+    case Phase::credit: return "memory for more fragments";
+    case Phase::outputs: return "its expert outputs";
+    case Phase::partial_sums: return "its partial sums";
+    case Phase::outputs_read: return "it to read this rank's outputs";
+    case Phase::sends: return "it to take what was sent";
+    case Phase::earlier_call: return "it to end an earlier call";
+  }
+  return "unknown";
+}
+
+Operation::Operation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
+                     wire::OpKind kind)
+    : exchange_(std::move(exchange)), plan_(std::move(plan)) {
+  call_.generation = 1;
+  call_.exchange = exchange_->id;
+  call_.use = exchange_->next_use++;
+  call_.kind = kind;
+  call_.plan = plan_ ? plan_->number : kNoPlan;
+  if (kind == wire::OpKind::plan) call_.plan = exchange_->next_plan++;
+}
+
+Engine& Operation::engine() const { return exchange_->engine; }
+
+void Operation::fail(const Error& error) {
+  if (state_ != State::running) return;
+  error_ = error;
+  state_ = State::failing;
+}
+
+std::string Operation::describe() const {
+  return fmt::format("{} (call {} of exchange {}{}) on rank {}", wire::to_string(call_.kind),
+                     call_.use, call_.exchange,
+                     call_.plan == kNoPlan ? "" : fmt::format(", plan {}", call_.plan),
+                     engine().rank());
+}
+
+}  // namespace ferry::detail

@@ -1,0 +1,97 @@
+// Where Ferry waits: the only caller of Transport::wait_until.
+
+#include "ferry/pending.hpp"
+
+#include "exchange/engine.hpp"
+
+namespace ferry::detail {
+namespace {
+
+// A rank of this node must be found missing before a rank that waits for it from another node
+// gives up on the innocent one in between.
+constexpr double kRemotePatience = 1.25;
+// Peers that give signs of life without getting on: far more than any useful wait.
+constexpr double kStuckFactor = 10;
+
+class OperationWaiter final : public Waiter {
+ public:
+  OperationWaiter(Engine& engine, const Operation& operation)
+      : engine_(engine), operation_(operation) {}
+
+  Progress poll() override {
+    const bool advanced = engine_.progress();
+    if (operation_.over()) return Progress::done;
+    if (!advanced) engine_.show_waiting(&operation_);
+    return advanced ? Progress::advanced : Progress::idle;
+  }
+  std::uint64_t life_sign() override { return engine_.life_sign(operation_.waits_for()); }
+  double quiet_limit_s() const override {
+    const Topology& topology = engine_.transport().topology();
+    const int rank = operation_.waits_for().rank;
+    const bool remote = rank >= 0 && !topology.same_node(rank, engine_.rank());
+    return engine_.limits().deadline_s * (remote ? kRemotePatience : 1.0);
+  }
+  double stuck_limit_s() const override { return engine_.limits().deadline_s * kStuckFactor; }
+
+ private:
+  Engine& engine_;
+  const Operation& operation_;
+};
+
+void wait(Engine& engine, Operation& operation) {
+  OperationWaiter waiter(engine, operation);
+  const WaitOutcome outcome = engine.transport().wait_until(waiter);
+  engine.show_waiting(nullptr);
+  if (outcome == WaitOutcome::done) return;
+  engine.refuse(operation, Error(ErrorCode::timeout, engine.describe_wait(
+                                                         operation, waiter.quiet_limit_s())));
+  // Nobody waits for the quiet of a peer that gave no sign of life.
+  engine.progress();
+  if (!operation.over()) operation.end_failing();
+  engine.progress();
+}
+
+}  // namespace
+
+PendingBase::PendingBase(std::shared_ptr<Operation> operation)
+    : operation_(std::move(operation)) {}
+PendingBase::PendingBase(PendingBase&&) noexcept = default;
+PendingBase& PendingBase::operator=(PendingBase&& other) noexcept {
+  std::swap(operation_, other.operation_);
+  return *this;
+}
+
+PendingBase::~PendingBase() {
+  if (!operation_ || operation_->over()) return;
+  try {
+    cancel("its Pending was dropped before it was done");
+  } catch (const Error&) {
+    // Another thread is inside; it fails the operation no sooner than it would have ended.
+  }
+}
+
+bool PendingBase::progress() {
+  Engine& engine = operation_->exchange().engine;
+  const CallerGuard guard(engine);
+  engine.progress();
+  return operation_->over();
+}
+
+bool PendingBase::done() const { return operation_->over(); }
+
+void PendingBase::cancel(const std::string& reason) {
+  Engine& engine = operation_->exchange().engine;
+  const CallerGuard guard(engine);
+  engine.refuse(*operation_,
+                Error(ErrorCode::cancelled, operation_->describe() + " was cancelled: " + reason));
+  engine.progress();
+}
+
+void PendingBase::finish() {
+  Engine& engine = operation_->exchange().engine;
+  const CallerGuard guard(engine);
+  if (!operation_->over()) wait(engine, *operation_);
+  if (operation_->error()) throw Error(*operation_->error());
+}
+
+}  // namespace ferry::detail

@@ -1,0 +1,204 @@
+// Exchange::plan: see plan_operation.hpp.
+
+#include "exchange/plan_operation.hpp"
+
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "exchange/engine.hpp"
+#include "kernels/row_kernels.hpp"
+#include "wire/membership_codec.hpp"
+
+namespace ferry::detail {
+
+PlanOperation::PlanOperation(std::shared_ptr<ExchangeState> exchange, int num_topk)
+    : Operation(std::move(exchange), nullptr, wire::OpKind::plan), num_topk_(num_topk) {
+  ++this->exchange().metadata_rounds;
+}
+
+void PlanOperation::set_routing(const Routing& routing) {
+  const Topology& topology = engine().transport().topology();
+  num_tokens_ = static_cast<std::uint64_t>(routing.num_tokens);
+  own_ = plan::split_by_node(routing, exchange().experts, topology);
+  decoded_.resize(static_cast<std::size_t>(topology.num_ranks()));
+  const wire::RowSummary summary = summarise_rows();
+  std::vector<std::vector<std::byte>> messages;
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    messages.push_back(make_message(node, summary));
+  }
+  round_ = std::make_unique<MetadataRound>(
+      engine(), std::move(messages),
+      [this](int source, std::span<const std::byte> message) { return annotate(source, message); });
+}
+
+// Rows that each strategy would send to each node: what a choice among them needs to know.
+wire::RowSummary PlanOperation::summarise_rows() const {
+  const Topology& topology = engine().transport().topology();
+  wire::RowSummary summary;
+  std::vector<std::size_t> last_token_of_rank(topology.num_ranks());
+  for (const plan::Membership& membership : own_) {
+    std::fill(last_token_of_rank.begin(), last_token_of_rank.end(), ~std::size_t{0});
+    const std::size_t node = summary.rows_to_node.size();
+    const std::vector<int>& columns = exchange().experts.experts_of_node(static_cast<int>(node));
+    std::uint64_t rank_rows = 0;
+    for (std::size_t i = 0; i < membership.tokens.size(); ++i) {
+      for (std::uint32_t e = membership.entry_begin[i]; e < membership.entry_begin[i + 1]; ++e) {
+        const int rank = exchange().experts.rank_of(columns[membership.columns[e]]);
+        rank_rows += last_token_of_rank[rank] != i ? 1 : 0;
+        last_token_of_rank[rank] = i;
+      }
+    }
+    summary.rows_to_node.push_back({membership.num_entries(), rank_rows, membership.tokens.size()});
+  }
+  return summary;
+}
+
+std::vector<std::byte> PlanOperation::make_message(int node,
+                                                   const wire::RowSummary& summary) const {
+  std::vector<std::byte> message(wire::kMetadataHeaderBytes);
+  wire::encode_row_summary(summary, message);
+  wire::encode_membership(own_[node], exchange().experts.num_columns(node), message);
+  const auto body = std::span<const std::byte>(message).subspan(wire::kMetadataHeaderBytes);
+  wire::MetadataHeader header;
+  header.call = call();
+  header.source = static_cast<std::uint32_t>(engine().rank());
+  header.num_tokens = num_tokens_;
+  header.options = exchange().shared_options(num_topk_);
+  header.body_bytes = body.size();
+  header.body_crc = kernels::crc32c(body);
+  wire::encode(header, std::span(message).first<wire::kMetadataHeaderBytes>());
+  return message;
+}
+
+// Checks a message that arrived and counts its rows per expert of this node. Where the sender's
+// options differ nothing is decoded: every rank finds the difference in the headers.
+MetadataRound::Note PlanOperation::annotate(int source, std::span<const std::byte> message) {
+  const int columns = exchange().experts.num_columns(engine().transport().node());
+  const auto corrupt = [&](const std::string& why) {
+    return MetadataRound::Note{
+        {}, Error(ErrorCode::corrupt_message,
+                  fmt::format("{}: metadata of rank {}: {}", describe(), source, why))};
+  };
+  wire::MetadataHeader header;
+  if (const auto problem = wire::decode(message.first(wire::kMetadataHeaderBytes), header)) {
+    return corrupt(*problem);
+  }
+  const auto body = message.subspan(wire::kMetadataHeaderBytes);
+  if (header.source != static_cast<std::uint32_t>(source) || header.body_bytes != body.size() ||
+      header.body_crc != kernels::crc32c(body)) {
+    return corrupt("source, body_bytes or body_crc does not fit the message");
+  }
+  if (header.options != exchange().shared_options(num_topk_)) return {};
+  const plan::Membership* membership = &own_[engine().transport().node()];
+  if (source != engine().rank()) {
+    if (const auto problem = decode_body(header, body)) return corrupt(*problem);
+    membership = decoded_[source].get();
+  }
+  const std::vector<std::uint32_t> counts = plan::count_columns(*membership, columns);
+  MetadataRound::Note note;
+  note.bytes.resize(counts.size() * sizeof(std::uint32_t));
+  if (!counts.empty()) std::memcpy(note.bytes.data(), counts.data(), note.bytes.size());
+  return note;
+}
+
+std::optional<std::string> PlanOperation::decode_body(const wire::MetadataHeader& header,
+                                                      std::span<const std::byte> body) {
+  const Topology& topology = engine().transport().topology();
+  wire::RowSummary summary;
+  if (auto problem = wire::decode_row_summary(body, topology.num_nodes(), summary)) return problem;
+  const wire::MembershipLimits limits{
+      .num_tokens = header.num_tokens,
+      .num_topk = num_topk_,
+      .num_columns = exchange().experts.num_columns(engine().transport().node())};
+  decoded_[header.source] = std::make_unique<plan::Membership>();
+  return wire::decode_membership(body, limits, *decoded_[header.source]);
+}
+
+bool PlanOperation::step() {
+  bool advanced = round_->step(*this);
+  if (!running() || !round_->complete()) return advanced;
+  // All ranks read the same headers, so each finds the same difference by itself.
+  if (const auto error = read_headers()) {
+    fail(*error);
+    return true;
+  }
+  if (const auto error = make_plan()) {
+    engine().refuse(*this, *error);
+    return true;
+  }
+  round_->retire(*this);
+  succeed();
+  return true;
+}
+
+std::optional<Error> PlanOperation::read_headers() {
+  const int num_ranks = engine().transport().topology().num_ranks();
+  headers_.resize(static_cast<std::size_t>(num_ranks));
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const auto message = round_->message_of(rank);
+    const auto problem =
+        wire::decode(message.first(std::min(message.size(), wire::kMetadataHeaderBytes)),
+                     headers_[rank]);
+    if (problem) return Error(ErrorCode::corrupt_message, *problem);
+    if (rank == 0) continue;
+    if (const auto difference =
+            wire::find_difference(headers_[0].options, 0, headers_[rank].options, rank)) {
+      return Error(ErrorCode::mismatch,
+                   fmt::format("plan (call {} of exchange {}): {}; fix: make the exchange with the "
+                               "same options on all ranks",
+                               call().use, call().exchange, *difference));
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> PlanOperation::make_plan() {
+  const int num_ranks = engine().transport().topology().num_ranks();
+  const int node = engine().transport().node();
+  plan::ColumnCounts counts;
+  counts.num_columns = exchange().experts.num_columns(node);
+  counts.values.resize(static_cast<std::size_t>(num_ranks) * counts.num_columns);
+  for (int source = 0; source < num_ranks; ++source) {
+    const auto note = round_->note_of(source);
+    if (note.empty()) continue;
+    std::memcpy(counts.values.data() + static_cast<std::size_t>(source) * counts.num_columns,
+                note.data(), note.size());
+  }
+  const plan::PlanContext context{engine().transport().topology(), exchange().experts,
+                                  exchange().options.strategy,
+                                  static_cast<std::uint64_t>(exchange().options.range_tokens)};
+  std::vector<const plan::Membership*> of_sources(static_cast<std::size_t>(num_ranks), nullptr);
+  for (int source = 0; source < num_ranks; ++source) {
+    if (!plan::needs_membership(context, engine().rank(), source, counts)) continue;
+    if (source == engine().rank()) {
+      of_sources[source] = &own_[node];
+      continue;
+    }
+    if (!decoded_[source]) {
+      const auto body = round_->message_of(source).subspan(wire::kMetadataHeaderBytes);
+      if (const auto problem = decode_body(headers_[source], body)) {
+        return Error(ErrorCode::corrupt_message, *problem);
+      }
+    }
+    of_sources[source] = decoded_[source].get();
+  }
+  result_ = std::make_shared<PlanState>(
+      exchange(), call().plan,
+      plan::make_rank_plan(context, engine().rank(), own_, of_sources, counts),
+      round_->sent_bytes());
+  engine().adopt_plan(exchange(), result_);
+  return std::nullopt;
+}
+
+WaitTarget PlanOperation::waits_for() const {
+  return round_ ? round_->waits_for(*this) : WaitTarget{};
+}
+
+bool PlanOperation::quiet() {
+  if (round_) round_->retire(*this);
+  exchange().metadata.erase(call().use);
+  return true;
+}
+
+}  // namespace ferry::detail

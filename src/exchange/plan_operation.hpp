@@ -1,0 +1,46 @@
+#pragma once
+// Exchange::plan: sends this rank's routing to the nodes that need it, reads everybody's, compares
+// their options, and makes this rank's plan.
+
+#include <memory>
+#include <vector>
+
+#include "exchange/metadata_round.hpp"
+#include "exchange/operation.hpp"
+#include "ferry/routing.hpp"
+
+namespace ferry::detail {
+
+class PlanOperation final : public Operation {
+ public:
+  PlanOperation(std::shared_ptr<ExchangeState> exchange, int num_topk);
+
+  /// Requires: the routing was checked.
+  void set_routing(const Routing& routing);
+
+  bool step() override;
+  WaitTarget waits_for() const override;
+  bool quiet() override;
+
+  const std::shared_ptr<PlanState>& result() const { return result_; }
+
+ private:
+  wire::RowSummary summarise_rows() const;
+  std::vector<std::byte> make_message(int node, const wire::RowSummary& summary) const;
+  MetadataRound::Note annotate(int source, std::span<const std::byte> message);
+  std::optional<std::string> decode_body(const wire::MetadataHeader& header,
+                                         std::span<const std::byte> body);
+  std::optional<Error> read_headers();
+  std::optional<Error> make_plan();
+
+  const int num_topk_;
+  std::uint64_t num_tokens_ = 0;
+  std::vector<plan::Membership> own_;  ///< per node
+  /// Decoded while annotating; the rest is decoded from node memory when it is needed.
+  std::vector<std::unique_ptr<plan::Membership>> decoded_;
+  std::unique_ptr<MetadataRound> round_;
+  std::vector<wire::MetadataHeader> headers_;
+  std::shared_ptr<PlanState> result_;
+};
+
+}  // namespace ferry::detail

@@ -1,0 +1,122 @@
+#pragma once
+// What an exchange and a plan remember between calls.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exchange/control.hpp"
+#include "exchange/flow.hpp"
+#include "ferry/error.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/options.hpp"
+#include "ferry/placement.hpp"
+#include "plan/experts.hpp"
+#include "plan/rank_plan.hpp"
+#include "plan/traffic.hpp"
+#include "wire/headers.hpp"
+
+namespace ferry::detail {
+
+class Engine;
+class Operation;
+
+/// Number in place of a plan's where a call names no plan of this exchange.
+inline constexpr std::uint32_t kNoPlan = 0xFFFFFFFFU;
+
+/// A refusal that travels to all ranks of an exchange.
+struct Poison {
+  wire::CallId call;
+  int origin = -1;
+  Error error{ErrorCode::peer_failed, ""};
+};
+
+/// Metadata of one source rank, as it arrived.
+struct ArrivedMetadata {
+  int source = -1;
+  std::vector<std::byte> bytes;
+};
+
+/// A plan: see Plan. Bound to its exchange and placement version.
+class PlanState {
+ public:
+  PlanState(ExchangeState& owner, std::uint32_t plan_number, plan::RankPlan rank_plan,
+            std::uint64_t metadata_bytes);
+
+  const std::uint32_t exchange_id;
+  const std::uint32_t number;
+  const std::uint64_t placement_version;
+  const plan::RankPlan rows;
+  std::vector<std::int32_t> local_experts;
+  PlanSummary summary;
+  // Shared with the exchange, which must take back credit of plans that are gone.
+  std::shared_ptr<PlanFlow> flow;
+  /// Set once any rank refused an operation on this plan: every later one ends with this.
+  std::optional<Error> poisoned;
+};
+
+/// State behind Exchange on one rank.
+class ExchangeState {
+ public:
+  /// Errors: as the constructor of Exchange.
+  ExchangeState(Engine& owner, std::uint32_t number, Placement where, RowShape row_shape,
+                const ExchangeOptions& wanted);
+
+  Engine& engine;
+  const std::uint32_t id;
+  const Placement placement;
+  const RowShape shape;
+  const ExchangeOptions options;  ///< defaults filled in
+  const plan::ExpertIndex experts;
+  const plan::Framing dispatch_framing;
+  const plan::Framing combine_framing;
+  const std::uint64_t row_bytes;     ///< of the dtype
+  const std::uint64_t window_stride_bytes;  ///< distance of rows in windows
+
+  std::uint64_t next_use = 0;
+  std::uint32_t next_plan = 0;
+  std::uint64_t metadata_rounds = 0;
+
+  wire::SharedOptions shared_options(int num_topk) const;
+  /// Control block of a rank of this node; null while that rank has not made the exchange.
+  ControlBlock* control_of(int local_rank);
+  ControlBlock& own_control() { return own_control_; }
+
+  /// Calls that are not over, by use number.
+  std::map<std::uint64_t, std::shared_ptr<Operation>> calls;
+  /// Kind and plan of recent uses, for errors that name both calls.
+  struct PastCall {
+    std::uint64_t use = 0;
+    std::uint32_t plan = kNoPlan;
+    wire::OpKind kind = wire::OpKind::plan;
+  };
+  std::array<PastCall, 64> past{};
+  /// Poison of uses that have not started here.
+  std::map<std::uint64_t, Poison> poison_ahead;
+  /// Metadata that arrived for a plan call, by use.
+  std::map<std::uint64_t, std::vector<ArrivedMetadata>> metadata;
+  /// Plans by number; those whose handles are all gone are dropped when the next call starts.
+  struct KnownPlan {
+    std::weak_ptr<PlanState> state;
+    std::shared_ptr<PlanFlow> flow;
+  };
+  std::map<std::uint32_t, KnownPlan> plans;
+  /// What arrived for plans that are still being made here.
+  struct Early {
+    int peer = -1;
+    std::uint32_t plan = 0;
+    std::optional<ArrivedFragment> fragment;
+    wire::Grant grant;
+  };
+  std::vector<Early> early;
+
+ private:
+  ControlBlock own_control_;
+  std::vector<ControlBlock> peers_;
+};
+
+}  // namespace ferry::detail
