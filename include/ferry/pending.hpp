@@ -39,7 +39,7 @@ class PendingBase {
 }  // namespace detail
 
 /// Requires: buffers given at the start stay alive until done. Dropping an unfinished Pending
-///           cancels it.
+///           cancels it on all ranks. A Pending must go before its transport.
 /// Polling:  with no wait() running, call progress() about every 100 us; peers that need rows from
 ///           this rank wait meanwhile.
 template <typename Result>

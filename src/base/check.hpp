@@ -2,7 +2,7 @@
 // Assertions for what Ferry itself promises; input of users is validated and refused instead.
 // FERRY_ASSERT is always on and O(1). FERRY_ASSERT_SLOW may cost O(N) and is on in dev and asan.
 
-#include <source_location>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -10,8 +10,13 @@
 
 namespace ferry::detail {
 
-[[noreturn]] void assertion_failed(const char* text, const std::string& why,
-                                   std::source_location where);
+/// Where an assertion stands. Not std::source_location: clang 14 has none.
+struct SourceLine {
+  const char* file;
+  int line;
+};
+
+[[noreturn]] void assertion_failed(const char* text, const std::string& why, SourceLine where);
 
 }  // namespace ferry::detail
 
@@ -19,7 +24,7 @@ namespace ferry::detail {
   do {                                                                                      \
     if (!(condition)) [[unlikely]] {                                                        \
       ::ferry::detail::assertion_failed(#condition, ::fmt::format(__VA_ARGS__),             \
-                                        std::source_location::current());                   \
+                                        {__FILE__, __LINE__});                              \
     }                                                                                       \
   } while (false)
 

@@ -5,7 +5,8 @@
 
 namespace ferry::base {
 
-/// A bijection that spreads every input bit over the result (finaliser of splitmix64, Steele et al.).
+/// A bijection that spreads every input bit over the result.
+/// Source: the finaliser of splitmix64 (Steele, Lea, Flood, 2014)
 constexpr std::uint64_t mix64(std::uint64_t x) {
   x += 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -13,6 +14,8 @@ constexpr std::uint64_t mix64(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-constexpr std::uint64_t combine_hash(std::uint64_t a, std::uint64_t b) { return mix64(a ^ mix64(b)); }
+constexpr std::uint64_t combine_hash(std::uint64_t a, std::uint64_t b) {
+  return mix64(a ^ mix64(b));
+}
 
 }  // namespace ferry::base

@@ -2,6 +2,8 @@
 // names. What comes for an exchange, plan or call that this rank has not reached yet is kept: a
 // peer can be ahead only by what it has credit for. What comes for one that is over is dropped.
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "exchange/engine.hpp"
@@ -95,13 +97,7 @@ void Engine::deliver_fragment(ExchangeState& exchange, int source, ArrivedFragme
   if (!check_order(exchange, header.call, source)) return;
   const auto known = exchange.plans.find(header.call.plan);
   if (known == exchange.plans.end()) {
-    // Plans are numbered in the order of their calls: a higher number is still to come.
-    bool making = header.call.plan >= exchange.next_plan;
-    for (const auto& [use, operation] : exchange.calls) {
-      making |= operation->call().kind == wire::OpKind::plan &&
-                operation->call().plan == header.call.plan && operation->running();
-    }
-    if (making) {
+    if (is_coming(exchange, header.call.plan)) {
       exchange.early.push_back({source, header.call.plan, std::move(fragment), {}});
     }
     return;
@@ -122,6 +118,16 @@ void Engine::deliver_fragment(ExchangeState& exchange, int source, ArrivedFragme
   ++inbox->arrived;
   network_.settle(source, 1);
   inbox->queue.push_back(std::move(fragment));
+}
+
+// True when this rank is making the plan, or has yet to: plans are numbered in the order of calls.
+bool Engine::is_coming(const ExchangeState& exchange, std::uint32_t plan) {
+  if (plan >= exchange.next_plan) return true;
+  return std::ranges::any_of(exchange.calls, [plan](const auto& call) {
+    const Operation& operation = *call.second;
+    return operation.call().kind == wire::OpKind::plan && operation.call().plan == plan &&
+           operation.running();
+  });
 }
 
 // True when this rank made, or has yet to make, the same call under that number.
@@ -145,7 +151,9 @@ bool Engine::check_order(ExchangeState& exchange, const wire::CallId& call, int 
 void Engine::apply_grant(ExchangeState& exchange, int source, const wire::Grant& grant) {
   const auto known = exchange.plans.find(grant.plan);
   if (known == exchange.plans.end()) {
-    exchange.early.push_back({source, grant.plan, std::nullopt, grant});
+    if (is_coming(exchange, grant.plan)) {
+      exchange.early.push_back({source, grant.plan, std::nullopt, grant});
+    }
     return;
   }
   if (!known->second.flow) return;

@@ -80,7 +80,7 @@ bool CombineOperation::take_slot() {
   const bool in_place =
       y_.stride_bytes() == static_cast<std::int64_t>(exchange().window_stride_bytes);
   if (in_place) lease_ = engine().slots().find(y_.data);
-  if (lease_) {
+  if (lease_ && lease_->slot().capacity_bytes >= plan()->summary.window_bytes) {
     copied_rows_ = y_.rows;
   } else {
     lease_ = engine().slots().take(plan()->summary.window_bytes, describe());
@@ -93,17 +93,17 @@ bool CombineOperation::copy_y() {
   const std::int64_t stride = static_cast<std::int64_t>(exchange().window_stride_bytes);
   const auto most = static_cast<std::int64_t>(kCopyBytesPerStep / exchange().row_bytes + 1);
   const std::int64_t end = std::min(y_.rows, copied_rows_ + most);
-  std::vector<kernels::PushRow> rows;
-  std::vector<std::byte*> targets;
+  copy_rows_.clear();
+  copy_targets_.clear();
   for (; copied_rows_ < end; ++copied_rows_) {
-    rows.push_back({y_.row(copied_rows_), static_cast<std::uint32_t>(targets.size()), 1});
-    targets.push_back(lease_->slot().data() + copied_rows_ * stride);
+    copy_rows_.push_back({y_.row(copied_rows_), static_cast<std::uint32_t>(copy_targets_.size()), 1});
+    copy_targets_.push_back(lease_->slot().data() + copied_rows_ * stride);
   }
   engine().transport().push_rows({.source_dtype = exchange().shape.dtype,
                                   .target_dtype = exchange().shape.dtype,
                                   .hidden = exchange().shape.hidden,
-                                  .rows = rows,
-                                  .targets = targets});
+                                  .rows = copy_rows_,
+                                  .targets = copy_targets_});
   return true;
 }
 
@@ -290,7 +290,7 @@ bool CombineOperation::finish_reading() {
   return true;
 }
 
-int CombineOperation::missing_reader() {
+int CombineOperation::missing_reader() const {
   const std::vector<std::uint64_t>& rows_from = plan()->rows.rows_from;
   const Slot& slot = lease_->slot();
   Transport& transport = engine().transport();
@@ -310,7 +310,6 @@ int CombineOperation::missing_reader() {
 }
 
 WaitTarget CombineOperation::waits_for() const {
-  auto& self = const_cast<CombineOperation&>(*this);
   if (!shown_) return {engine().cell_holder(*this), Phase::earlier_call};
   if (const int rank = windows_.missing_rank(*this); rank >= 0) return {rank, Phase::outputs};
   if (const int rank = senders_.starved_peer(*flow_, ordinal_); rank >= 0) {
@@ -322,7 +321,7 @@ WaitTarget CombineOperation::waits_for() const {
       return {flow_->inboxes[i].peer, Phase::partial_sums};
     }
   }
-  if (const int rank = self.missing_reader(); rank >= 0) return {rank, Phase::outputs_read};
+  if (const int rank = missing_reader(); rank >= 0) return {rank, Phase::outputs_read};
   return {plan()->rows.landing.empty() ? -1 : plan()->rows.landing.front().dispatch.peer,
           Phase::sends};
 }

@@ -52,7 +52,7 @@ class CombineOperation final : public Operation {
   const std::byte* staged_row(const Homecoming& lane, std::uint32_t item) const;
   bool finish_reading();
   /// A rank that still reads this rank's outputs; -1 if none.
-  int missing_reader();
+  int missing_reader() const;
   kernels::SumTerm output_term(const plan::Target& target) const;
 
   const ConstMatrix y_;
@@ -73,6 +73,8 @@ class CombineOperation final : public Operation {
   std::vector<kernels::SumTerm> terms_;
   std::vector<kernels::SumRow> sums_;
   std::vector<const std::byte*> sources_;
+  std::vector<kernels::PushRow> copy_rows_;
+  std::vector<std::byte*> copy_targets_;
 };
 
 }  // namespace ferry::detail

@@ -118,9 +118,10 @@ bool Engine::step_calls() {
     }
     ++at;
     // A step may end calls of the exchange, so the list is taken first.
-    std::vector<std::shared_ptr<Operation>> calls;
-    for (const auto& [use, operation] : exchange->calls) calls.push_back(operation);
-    for (const auto& operation : calls) advanced |= settle_call(*exchange, *operation);
+    stepping_.clear();
+    for (const auto& [use, operation] : exchange->calls) stepping_.push_back(operation);
+    for (const auto& operation : stepping_) advanced |= settle_call(*exchange, *operation);
+    stepping_.clear();
     update_finished(*exchange);
   }
   return advanced;

@@ -95,6 +95,7 @@ class Engine final : public TransportAttachment {
   void handle_control(Arrival arrival);
   void handle_metadata(Arrival arrival);
   void apply_grant(ExchangeState& exchange, int source, const wire::Grant& grant);
+  static bool is_coming(const ExchangeState& exchange, std::uint32_t plan);
   bool check_order(ExchangeState& exchange, const wire::CallId& call, int source);
   std::shared_ptr<ExchangeState> find_exchange(std::uint32_t id);
   void refuse_message(int source, const std::string& why);
@@ -120,6 +121,7 @@ class Engine final : public TransportAttachment {
   std::shared_ptr<ExchangeState> world_;
   std::map<std::pair<int, std::uint64_t>, std::byte*> mapped_;
   std::vector<Retiring> retiring_;
+  std::vector<std::shared_ptr<Operation>> stepping_;  ///< reused from round to round
   /// Messages for exchanges that this rank has not made yet.
   std::map<std::uint32_t, std::vector<Arrival>> ahead_;
   std::map<std::uint32_t, std::vector<Poison>> board_backlog_;

@@ -26,7 +26,7 @@ GatherOperation::GatherOperation(std::shared_ptr<ExchangeState> world,
 
 bool GatherOperation::step() {
   const bool advanced = round_->step(*this);
-  if (!running() || !round_->complete()) return advanced;
+  if (!running() || !round_->complete(*this)) return advanced;
   for (int rank = 0; rank < engine().transport().topology().num_ranks(); ++rank) {
     const auto body = round_->message_of(rank).subspan(wire::kMetadataHeaderBytes);
     result_.emplace_back(body.begin(), body.end());

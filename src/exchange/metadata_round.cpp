@@ -36,14 +36,14 @@ MetadataRound::MetadataRound(Engine& engine, std::vector<std::vector<std::byte>>
       entries_(static_cast<std::size_t>(engine.transport().topology().num_ranks())) {}
 
 bool MetadataRound::step(Operation& operation) {
-  bool advanced = send_messages();
+  bool advanced = send_messages(operation);
   advanced |= collect(operation);
   advanced |= show(operation);
   advanced |= read_windows(operation);
   return advanced;
 }
 
-bool MetadataRound::send_messages() {
+bool MetadataRound::send_messages(Operation& operation) {
   if (sent_) return false;
   sent_ = true;
   const Topology& topology = engine_.transport().topology();
@@ -51,7 +51,7 @@ bool MetadataRound::send_messages() {
     if (node == engine_.transport().node()) continue;
     sent_bytes_ += messages_[node].size();
     engine_.network().send(topology.rail_rank(engine_.rank(), node), MessageKind::metadata,
-                           std::move(messages_[node]));
+                           std::move(messages_[node]), operation.shared_from_this());
   }
   return true;
 }
@@ -164,7 +164,10 @@ WaitTarget MetadataRound::waits_for(const Operation& operation) const {
   for (int local = 0; local < num_windows_; ++local) {
     if (!seen_[local]) return {engine_.node_ranks()[local], Phase::node_counts};
   }
-  return {};
+  const Topology& topology = engine_.transport().topology();
+  const int other_node = engine_.transport().node() == 0 ? 1 : 0;
+  if (operation.sends_in_flight == 0) return {};
+  return {topology.rail_rank(engine_.rank(), other_node), Phase::sends};
 }
 
 void MetadataRound::retire(Operation& operation) {

@@ -30,7 +30,10 @@ class MetadataRound {
 
   /// Moves on; refuses the operation where a message is not as it must be.
   bool step(Operation& operation);
-  bool complete() const { return windows_seen_ == num_windows_; }
+  /// Everybody's messages can be read, and this rank's were taken.
+  bool complete(const Operation& operation) const {
+    return windows_seen_ == num_windows_ && operation.sends_in_flight == 0;
+  }
   WaitTarget waits_for(const Operation& operation) const;
 
   /// Requires: complete()
@@ -51,7 +54,7 @@ class MetadataRound {
     std::vector<std::byte> message;
     std::vector<std::byte> note;
   };
-  bool send_messages();
+  bool send_messages(Operation& operation);
   bool collect(Operation& operation);
   bool take(Operation& operation, int source, std::vector<std::byte> message);
   bool show(Operation& operation);

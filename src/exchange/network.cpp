@@ -3,7 +3,7 @@
 #include "exchange/network.hpp"
 
 #include <algorithm>
-#include <array>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -16,9 +16,15 @@ namespace {
 // One slow peer must not use up all sends of a rank that has others to serve.
 constexpr int kFragmentsInFlightPerPeer = 2;
 
-// Memory under a send that never ended. Static, so that it counts as held and not as lost.
-std::vector<std::vector<std::byte>>& abandoned_messages() {
-  static auto* const memory = new std::vector<std::vector<std::byte>>;
+// Memory under sends that never ended: a receiver may copy from it at any time. Held for ever, so
+// that a failed exchange can be torn down without waiting for anybody.
+struct Abandoned {
+  std::mutex mutex;
+  std::vector<std::vector<std::byte>> messages;
+  std::vector<std::span<std::byte>> blocks;
+};
+Abandoned& abandoned() {
+  static auto* const memory = new Abandoned;
   return *memory;
 }
 
@@ -36,9 +42,18 @@ Network::Network(Transport& transport, const TransportLimits& limits)
 
 Network::~Network() {
   collect_sent();
-  // The transport may still read these; it gives them back to nobody.
-  for (MessageInFlight& message : messages_) abandoned_messages().push_back(std::move(message.bytes));
-  for (FragmentInFlight& fragment : fragments_) fragment.block.release();
+  for (int source = 0; source < static_cast<int>(peers_.size()); ++source) {
+    if (peers_[source].posted == 0) continue;
+    for (const auto buffer : transport_.withdraw_receives(source)) blocks_.give_back(buffer);
+  }
+  if (messages_.empty() && fragments_.empty()) return;
+  const std::lock_guard lock(abandoned().mutex);
+  for (MessageInFlight& message : messages_) {
+    abandoned().messages.push_back(std::move(message.bytes));
+  }
+  for (FragmentInFlight& fragment : fragments_) {
+    abandoned().blocks.push_back(fragment.block.release());
+  }
 }
 
 bool Network::may_send_fragment(int target) const {
@@ -65,9 +80,11 @@ void Network::send_fragment(int target, wire::FragmentHeader header, Block block
   fragments_.push_back({ticket, target, std::move(block), operation});
 }
 
-void Network::send(int target, MessageKind kind, std::vector<std::byte> bytes) {
+void Network::send(int target, MessageKind kind, std::vector<std::byte> bytes,
+                   const std::shared_ptr<Operation>& operation) {
   const std::uint64_t ticket = transport_.send(target, kind, bytes);
-  messages_.push_back({ticket, std::move(bytes)});
+  if (operation) ++operation->sends_in_flight;
+  messages_.push_back({ticket, std::move(bytes), operation});
 }
 
 bool Network::collect_sent() {
@@ -79,7 +96,9 @@ bool Network::collect_sent() {
     return true;
   });
   std::erase_if(messages_, [this](const MessageInFlight& message) {
-    return transport_.sent(message.ticket);
+    if (!transport_.sent(message.ticket)) return false;
+    if (message.operation) --message.operation->sends_in_flight;
+    return true;
   });
   return fragments_.size() + messages_.size() != before;
 }

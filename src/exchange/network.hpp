@@ -38,7 +38,7 @@ enum class GrantUrgency : std::uint8_t {
 class Network {
  public:
   Network(Transport& transport, const TransportLimits& limits);
-  /// Leaks, on purpose, memory that the transport has not sent yet.
+  /// Keeps, for the rest of the process, memory that the transport may still send from.
   ~Network();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
@@ -50,7 +50,9 @@ class Network {
   /// waits. `operation` counts it until it is sent.
   void send_fragment(int target, wire::FragmentHeader header, Block block,
                      const std::shared_ptr<Operation>& operation);
-  void send(int target, MessageKind kind, std::vector<std::byte> bytes);
+  /// `operation`, if any, counts the message until it is sent.
+  void send(int target, MessageKind kind, std::vector<std::byte> bytes,
+            const std::shared_ptr<Operation>& operation = nullptr);
   /// Takes back memory of finished sends. True when there were any.
   bool collect_sent();
   void queue_grant(int target, const wire::Grant& grant, GrantUrgency urgency);
@@ -81,6 +83,7 @@ class Network {
   struct MessageInFlight {
     std::uint64_t ticket;
     std::vector<std::byte> bytes;
+    std::shared_ptr<Operation> operation;  // as above
   };
   struct WaitingGrant {
     wire::Grant grant;

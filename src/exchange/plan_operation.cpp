@@ -117,7 +117,7 @@ std::optional<std::string> PlanOperation::decode_body(const wire::MetadataHeader
 
 bool PlanOperation::step() {
   bool advanced = round_->step(*this);
-  if (!running() || !round_->complete()) return advanced;
+  if (!running() || !round_->complete(*this)) return advanced;
   // All ranks read the same headers, so each finds the same difference by itself.
   if (const auto error = read_headers()) {
     fail(*error);
@@ -198,6 +198,9 @@ WaitTarget PlanOperation::waits_for() const {
 bool PlanOperation::quiet() {
   if (round_) round_->retire(*this);
   exchange().metadata.erase(call().use);
+  std::erase_if(exchange().early, [this](const ExchangeState::Early& early) {
+    return early.plan == call().plan;
+  });
   return true;
 }
 

@@ -60,7 +60,8 @@ struct SumRow {
 };
 
 /// out = sum over nodes of (sum over ranks of (sum over slots of w * row)), FP32, each sum from its
-/// first term on, rounded to nearest even once at the end.
+/// first term on, rounded to nearest even once at the end. A NaN in a result always has the same
+/// bits (0x7FC00000, rounded), so that they do not depend on the machine.
 struct SumJob {
   DType out_dtype = DType::f32;
   std::int64_t hidden = 0;
@@ -69,7 +70,7 @@ struct SumJob {
 };
 void sum_rows(const SumJob& job);
 
-/// CRC32C (Castagnoli), start value 0, of `bytes`.
+/// CRC-32C (Castagnoli; of "123456789": 0xE3069283) of `bytes`, behind data whose CRC is `start`.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t start = 0);
 
 /// SIMD targets this machine can run, best first, and how a test pins one ("" = the best again).

@@ -1,0 +1,253 @@
+// The plan of one rank. Rows of a window are ordered by (expert, source, token), so the first row
+// of (expert, source) is a prefix sum over the counts; it is carried along while the sources are
+// visited in ascending order, which needs one number per column and no table per source.
+
+#include "plan/rank_plan.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "base/check.hpp"
+#include "plan/lanes.hpp"
+
+namespace ferry::plan {
+namespace {
+
+std::size_t as_size(int value) { return static_cast<std::size_t>(value); }
+
+int num_local_experts(const ExpertIndex& experts, int rank) {
+  return static_cast<int>(experts.experts_of_rank(rank).size());
+}
+
+/// Rows of a source for the experts of one rank.
+std::uint64_t rows_for(const PlanContext& context, int rank, int source,
+                       const ColumnCounts& counts) {
+  std::uint64_t rows = 0;
+  const int first = context.experts.first_column(rank);
+  const int end = first + num_local_experts(context.experts, rank);
+  for (int column = first; column < end; ++column) rows += counts.at(source, column);
+  return rows;
+}
+
+/// Next free row of every column of a node, source by source.
+class RowPlaces {
+ public:
+  RowPlaces(const PlanContext& context, int node, const ColumnCounts& counts)
+      : counts_(counts), first_row_(as_size(counts.num_columns)), next_row_(first_row_.size()) {
+    std::vector<std::uint64_t> totals(first_row_.size());
+    for (int source = 0; source < context.topology.num_ranks(); ++source) {
+      for (int column = 0; column < counts.num_columns; ++column) {
+        totals[as_size(column)] += counts.at(source, column);
+      }
+    }
+    local_rank_.reserve(first_row_.size());
+    for (const int rank : context.topology.ranks_of(node)) {
+      std::uint64_t row = 0;  // each rank has its own window
+      const std::size_t first = as_size(context.experts.first_column(rank));
+      const std::size_t end = first + as_size(num_local_experts(context.experts, rank));
+      for (std::size_t column = first; column < end; ++column) {
+        first_row_[column] = row;
+        row += totals[column];
+        local_rank_.push_back(static_cast<std::uint32_t>(context.topology.local_index(rank)));
+      }
+    }
+  }
+
+  /// A cursor over the rows of the current source; the one before it is no longer valid.
+  RowCursor cursor() {
+    next_row_ = first_row_;
+    return {.local_rank = local_rank_, .next_row = next_row_};
+  }
+
+  /// True when the last cursor took all rows of `source` in `columns` columns from `first` on.
+  bool used_up(int source, int first, int columns) const {
+    for (int column = first; column < first + columns; ++column) {
+      const std::size_t at = as_size(column);
+      if (next_row_[at] != first_row_[at] + counts_.at(source, column)) return false;
+    }
+    return true;
+  }
+
+  void advance_past(int source) {
+    for (int column = 0; column < counts_.num_columns; ++column) {
+      first_row_[as_size(column)] += counts_.at(source, column);
+    }
+  }
+
+ private:
+  const ColumnCounts& counts_;
+  std::vector<std::uint64_t> first_row_;
+  std::vector<std::uint64_t> next_row_;
+  std::vector<std::uint32_t> local_rank_;
+};
+
+void set_window(const PlanContext& context, const ColumnCounts& counts, RankPlan& plan) {
+  const int first = context.experts.first_column(plan.rank);
+  const int num_experts = num_local_experts(context.experts, plan.rank);
+  plan.expert_counts.assign(as_size(num_experts), 0);
+  for (int source = 0; source < context.topology.num_ranks(); ++source) {
+    for (int expert = 0; expert < num_experts; ++expert) {
+      plan.expert_counts[as_size(expert)] += counts.at(source, first + expert);
+    }
+  }
+  plan.expert_offsets.reserve(as_size(num_experts) + 1);
+  plan.expert_offsets.assign(1, 0);
+  for (const std::int64_t count : plan.expert_counts) {
+    plan.expert_offsets.push_back(plan.expert_offsets.back() + count);
+  }
+}
+
+void add_home(const Membership& own, RowCursor cursor, RankPlan& plan) {
+  plan.home_begin.reserve(plan.num_tokens + 1);
+  plan.home_targets.reserve(own.num_entries());
+  std::size_t i = 0;
+  for (std::uint64_t token = 0; token < plan.num_tokens; ++token) {
+    if (i < own.tokens.size() && own.tokens[i] == token) {
+      for (std::uint32_t at = own.entry_begin[i]; at < own.entry_begin[i + 1]; ++at) {
+        plan.home_targets.push_back(cursor.take(own.columns[at], own.weights[at]));
+      }
+      ++i;
+    }
+    plan.home_begin.push_back(static_cast<std::uint32_t>(plan.home_targets.size()));
+  }
+}
+
+/// Adds the rows of one source to what the ranks of this node write into each other's windows.
+void add_row_flow(const PlanContext& context, int source, const ColumnCounts& counts,
+                  RankPlan& plan) {
+  const Topology& topology = context.topology;
+  const int node = topology.node_of(plan.rank);
+  const bool at_home = topology.node_of(source) == node;
+  const auto self = as_size(topology.local_index(plan.rank));
+  const std::uint64_t to_self = rows_for(context, plan.rank, source, counts);
+  if (!at_home && !lands_on_rail(info(context.strategy))) {
+    // Rows of other nodes land where their expert is: every rank writes its own.
+    plan.rows_from[self] += to_self;
+    plan.rows_to[self] += to_self;
+    return;
+  }
+  const int writer = topology.rail_rank(source, node);
+  plan.rows_from[as_size(topology.local_index(writer))] += to_self;
+  if (writer != plan.rank) return;
+  for (const int rank : topology.ranks_of(node)) {
+    plan.rows_to[as_size(topology.local_index(rank))] += rows_for(context, rank, source, counts);
+  }
+}
+
+void check_inputs(const PlanContext& context, std::span<const Membership> own,
+                  std::span<const Membership* const> of_sources, const ColumnCounts& counts) {
+  const Topology& topology = context.topology;
+  const auto num_ranks = as_size(topology.num_ranks());
+  FERRY_ASSERT(context.range_tokens > 0, "a range has at least one token");
+  FERRY_ASSERT(own.size() == as_size(topology.num_nodes()), "{} memberships for {} nodes",
+               own.size(), topology.num_nodes());
+  FERRY_ASSERT(of_sources.size() == num_ranks, "{} sources for {} ranks", of_sources.size(),
+               num_ranks);
+  FERRY_ASSERT(counts.values.size() == num_ranks * as_size(counts.num_columns),
+               "{} counts for {} ranks x {} columns", counts.values.size(), num_ranks,
+               counts.num_columns);
+}
+
+RankPlan empty_plan(const PlanContext& context, int rank, std::uint64_t num_tokens) {
+  RankPlan plan;
+  plan.rank = rank;
+  plan.strategy = context.strategy;
+  plan.num_tokens = num_tokens;
+  plan.range_tokens = context.range_tokens;
+  const int node = context.topology.node_of(rank);
+  plan.rows_from.assign(context.topology.ranks_of(node).size(), 0);
+  plan.rows_to.assign(context.topology.ranks_of(node).size(), 0);
+  return plan;
+}
+
+ColumnCounts count_node(const PlanContext& context, int node,
+                        const std::vector<std::vector<Membership>>& of_ranks) {
+  ColumnCounts counts{.num_columns = context.experts.num_columns(node), .values = {}};
+  counts.values.reserve(of_ranks.size() * as_size(counts.num_columns));
+  for (const std::vector<Membership>& own : of_ranks) {
+    const std::vector<std::uint32_t> row = count_columns(own[as_size(node)], counts.num_columns);
+    counts.values.insert(counts.values.end(), row.begin(), row.end());
+  }
+  return counts;
+}
+
+}  // namespace
+
+bool needs_membership(const PlanContext& context, int rank, int source,
+                      const ColumnCounts& counts) {
+  if (rank == source) return true;
+  const Topology& topology = context.topology;
+  if (topology.same_node(rank, source)) return false;
+  if (lands_on_rail(info(context.strategy))) {
+    return topology.rail_rank(source, topology.node_of(rank)) == rank;
+  }
+  return rows_for(context, rank, source, counts) > 0;
+}
+
+RankPlan make_rank_plan(const PlanContext& context, int rank, std::span<const Membership> own,
+                        std::span<const Membership* const> of_sources, const ColumnCounts& counts) {
+  check_inputs(context, own, of_sources, counts);
+  const Topology& topology = context.topology;
+  const int home = topology.node_of(rank);
+  FERRY_ASSERT(counts.num_columns == context.experts.num_columns(home),
+               "counts of {} columns for node {}, which has {}", counts.num_columns, home,
+               context.experts.num_columns(home));
+  RankPlan plan = empty_plan(context, rank, own[as_size(home)].num_tokens);
+  set_window(context, counts, plan);
+
+  RowPlaces places(context, home, counts);
+  for (int source = 0; source < topology.num_ranks(); ++source) {
+    add_row_flow(context, source, counts, plan);
+    if (source == rank) {
+      add_home(own[as_size(home)], places.cursor(), plan);
+      FERRY_ASSERT_SLOW(places.used_up(source, 0, counts.num_columns),
+                        "the counts of rank {} differ from its membership", source);
+    } else if (needs_membership(context, rank, source, counts)) {
+      const Membership* membership = of_sources[as_size(source)];
+      FERRY_ASSERT(membership != nullptr, "rank {} needs the membership of rank {}", rank, source);
+      RowCursor cursor = places.cursor();
+      add_landing({context, source, home, *membership}, rank, cursor, plan.landing);
+      FERRY_ASSERT_SLOW(places.used_up(source, context.experts.first_column(rank),
+                                       num_local_experts(context.experts, rank)),
+                        "the counts of rank {} differ from its membership", source);
+    }
+    places.advance_past(source);
+  }
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    if (node == home) continue;
+    add_outgoing({context, rank, node, own[as_size(node)]}, plan.outgoing);
+  }
+  return plan;
+}
+
+std::vector<RankPlan> make_all_plans(const PlanContext& context, std::span<const Routing> routing) {
+  const Topology& topology = context.topology;
+  const auto num_ranks = as_size(topology.num_ranks());
+  FERRY_ASSERT(routing.size() == num_ranks, "{} routings for {} ranks", routing.size(), num_ranks);
+  std::vector<std::vector<Membership>> of_ranks;
+  of_ranks.reserve(num_ranks);
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    const auto error =
+        find_routing_error(routing[rank], context.experts.num_experts(), static_cast<int>(rank));
+    if (error) throw Error(ErrorCode::invalid_argument, *error);
+    of_ranks.push_back(split_by_node(routing[rank], context.experts, topology));
+  }
+
+  std::vector<RankPlan> plans(num_ranks);
+  std::vector<const Membership*> of_sources(num_ranks);
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    const ColumnCounts counts = count_node(context, node, of_ranks);
+    for (const int rank : topology.ranks_of(node)) {
+      for (std::size_t source = 0; source < num_ranks; ++source) {
+        const bool needed = needs_membership(context, rank, static_cast<int>(source), counts);
+        of_sources[source] = needed ? &of_ranks[source][as_size(node)] : nullptr;
+      }
+      plans[as_size(rank)] =
+          make_rank_plan(context, rank, of_ranks[as_size(rank)], of_sources, counts);
+    }
+  }
+  return plans;
+}
+
+}  // namespace ferry::plan

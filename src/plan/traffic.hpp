@@ -56,7 +56,8 @@ struct RankTraffic {
   std::uint64_t rows_back = 0;
   std::uint64_t bytes_out = 0;
   std::uint64_t bytes_back = 0;
-  std::uint64_t inter_socket_rows = 0;  ///< pushed at dispatch to ranks of this node on another socket
+  /// Pushed at dispatch to ranks of this node on another socket.
+  std::uint64_t inter_socket_rows = 0;
 };
 RankTraffic traffic(const RankPlan& plan, const Topology& topology, const Framing& dispatch,
                     const Framing& combine);

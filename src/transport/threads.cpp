@@ -1,0 +1,86 @@
+// Starts and ends the ranks of threads::run. The first failure ends the job of all.
+
+#include "ferry/threads.hpp"
+
+#include <sys/prctl.h>
+
+#include <cmath>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ferry/error.hpp"
+#include "transport/threads_transport.hpp"
+
+namespace ferry::threads {
+
+namespace {
+
+using detail::ThreadsTransport;
+using detail::ThreadsWorld;
+
+void run_rank(ThreadsWorld& world, int rank, const std::function<void(Transport&)>& body) {
+  // Sleeps end when they should, not 50 us later.
+  ::prctl(PR_SET_TIMERSLACK, 1UL);
+  try {
+    ThreadsTransport transport(world, rank);
+    try {
+      body(transport);
+      transport.attachment.reset();
+    } catch (...) {
+      world.fail(rank, std::current_exception());
+    }
+  } catch (...) {
+    world.fail(rank, std::current_exception());
+  }
+}
+
+Topology topology_of(const Options& options) {
+  if (options.topology) {
+    return *options.topology;
+  }
+  if (options.nodes < 1 || options.ranks_per_node < 1) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("threads::run: nodes = {}, ranks_per_node = {}; allowed: 1 or more of "
+                            "each; fix: correct them, or set options.topology",
+                            options.nodes, options.ranks_per_node));
+  }
+  return Topology::uniform(options.nodes, options.ranks_per_node);
+}
+
+}  // namespace
+
+void run(const Options& options, const std::function<void(Transport&)>& body) {
+  if (!std::isfinite(options.link_bits_per_s) || options.link_bits_per_s < 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("threads::run: link_bits_per_s = {}; allowed: 0 (as fast as memory) or "
+                            "a rate above 0; fix: correct it",
+                            options.link_bits_per_s));
+  }
+  ThreadsWorld world(topology_of(options), options.link_bits_per_s);
+  {
+    std::vector<std::jthread> ranks;
+    ranks.reserve(world.topology.num_ranks());
+    try {
+      for (int rank = 0; rank < world.topology.num_ranks(); ++rank) {
+        ranks.emplace_back([&world, &body, rank] { run_rank(world, rank, body); });
+      }
+    } catch (const std::system_error& error) {
+      const int missing = static_cast<int>(ranks.size());
+      const Error refusal(
+          ErrorCode::resource_exhausted,
+          fmt::format("threads::run: the system gave no thread for rank {} of {} ({}); allowed: as "
+                      "many ranks as this process may have threads; fix: use fewer ranks",
+                      missing, world.topology.num_ranks(), error.what()));
+      world.fail(missing, std::make_exception_ptr(refusal));
+    }
+  }
+  if (world.failure) {
+    std::rethrow_exception(world.failure);
+  }
+}
+
+}  // namespace ferry::threads

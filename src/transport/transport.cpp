@@ -1,0 +1,187 @@
+// What all transports share: counting, flags, kernels between their hooks, and the wait loop with
+// its deadlines. The clock is read only after a poll that found nothing to do.
+
+#include "ferry/transport.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/clock.hpp"
+#include "ferry/error.hpp"
+#include "kernels/row_kernels.hpp"
+#include "transport/fence.hpp"
+
+namespace ferry {
+
+namespace {
+
+// Ladder of Transport::rest: spins for answers that are on their way, then the core goes to whoever
+// can use it, then sleeps that grow. Transports that can be woken have a ladder of their own.
+constexpr int kSpinRounds = 20;
+constexpr int kYieldRounds = 200;
+constexpr int kPausesPerSpin = 16;
+constexpr std::int64_t kFirstSleep_us = 50;
+constexpr std::int64_t kLongestSleep_us = 1000;
+
+/// The two limits of a waiter. Times are taken at idle polls, so a wait that never rests reads no
+/// clock; a limit is then counted from the first idle poll.
+class Deadlines {
+ public:
+  explicit Deadlines(Waiter& waiter) : waiter_(waiter) {}
+
+  void advanced() { advanced_ = true; }
+
+  /// To be asked after a poll that found nothing to do.
+  bool passed() {
+    const double now = base::now_s();
+    const std::uint64_t life = waiter_.life_sign();
+    if (!started_ || life != life_) {
+      life_ = life;
+      quiet_since_ = now;
+    }
+    if (!started_ || advanced_) {
+      stuck_since_ = now;
+    }
+    started_ = true;
+    advanced_ = false;
+    return now - quiet_since_ > waiter_.quiet_limit_s() ||
+           now - stuck_since_ > waiter_.stuck_limit_s();
+  }
+
+ private:
+  Waiter& waiter_;
+  bool started_ = false;
+  bool advanced_ = false;
+  std::uint64_t life_ = 0;
+  double quiet_since_ = 0;
+  double stuck_since_ = 0;
+};
+
+/// Runs `close` at the end of a scope, also when an exception leaves it.
+template <typename Close>
+class AtEnd {
+ public:
+  explicit AtEnd(Close close) : close_(std::move(close)) {}
+  AtEnd(const AtEnd&) = delete;
+  AtEnd& operator=(const AtEnd&) = delete;
+  ~AtEnd() { close_(); }
+
+ private:
+  Close close_;
+};
+
+void check_target(const Transport& transport, int target, std::uint64_t bytes) {
+  const Topology& topology = transport.topology();
+  if (target < 0 || target >= topology.num_ranks()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("send: target {} of a message of {} bytes from rank {} is no rank; "
+                            "allowed: 0..{}; fix: pass a rank of the transport's topology",
+                            target, bytes, transport.rank(), topology.num_ranks() - 1));
+  }
+  if (topology.same_node(target, transport.rank())) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("send: target {} of a message of {} bytes is on node {} like its sender "
+                    "rank {}; allowed: ranks of other nodes; fix: use node memory and flags "
+                    "inside a node",
+                    target, bytes, transport.node(), transport.rank()));
+  }
+}
+
+}  // namespace
+
+Transport::~Transport() = default;
+
+void Transport::raise_flag(std::atomic<std::uint64_t>& flag, std::uint64_t value) {
+  detail::store_fence();
+  flag.store(value, std::memory_order_release);
+}
+
+bool Transport::reached(const std::atomic<std::uint64_t>& flag, std::uint64_t value) {
+  return flag.load(std::memory_order_acquire) >= value;
+}
+
+std::uint64_t Transport::send(int target, MessageKind kind, std::span<const std::byte> bytes) {
+  check_target(*this, target, bytes.size());
+  const std::uint64_t ticket = start_send(target, kind, bytes);
+  switch (kind) {
+    case MessageKind::payload: counters_.payload_bytes += bytes.size(); break;
+    case MessageKind::metadata: counters_.metadata_bytes += bytes.size(); break;
+    case MessageKind::control: counters_.control_bytes += bytes.size(); break;
+  }
+  ++counters_.messages;
+  return ticket;
+}
+
+void Transport::push_rows(const kernels::PushJob& job) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  kernels::push_rows(job);
+}
+
+void Transport::pack_rows(const kernels::PackJob& job) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  kernels::pack_rows(job);
+}
+
+void Transport::sum_rows(const kernels::SumJob& job) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  kernels::sum_rows(job);
+}
+
+std::uint32_t Transport::checksum(std::span<const std::byte> payload) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  return kernels::crc32c(payload);
+}
+
+WaitOutcome Transport::wait_until(Waiter& waiter) {
+  Deadlines deadlines(waiter);
+  int round = 0;
+  while (true) {
+    // Taken before the poll: the waiter gets one poll to end its own way once the job is aborted.
+    const std::optional<std::string> ended = aborted();
+    switch (waiter.poll()) {
+      case Progress::done: return WaitOutcome::done;
+      case Progress::advanced:
+        round = 0;
+        deadlines.advanced();
+        break;
+      case Progress::idle:
+        if (ended) {
+          throw Error(ErrorCode::peer_failed, *ended);
+        }
+        if (deadlines.passed()) {
+          return WaitOutcome::timed_out;
+        }
+        rest(round);
+        round = std::min(round + 1, std::numeric_limits<int>::max() - 1);
+        break;
+    }
+  }
+}
+
+void Transport::rest(int round) {
+  if (round < kSpinRounds) {
+    for (int i = 0; i < kPausesPerSpin; ++i) {
+      detail::spin_pause();
+    }
+    return;
+  }
+  if (round < kYieldRounds) {
+    std::this_thread::yield();
+    return;
+  }
+  const std::int64_t sleep_us =
+      std::min<std::int64_t>(kFirstSleep_us * (1 + (round - kYieldRounds) / 8), kLongestSleep_us);
+  std::this_thread::sleep_for(std::chrono::microseconds(sleep_us));
+}
+
+}  // namespace ferry

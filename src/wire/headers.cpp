@@ -1,0 +1,242 @@
+// Encoders and decoders of the four headers. An encoder and its decoder list the same fields in the
+// same order; what every header has in common is in fields.hpp.
+
+#include "wire/headers.hpp"
+
+#include <algorithm>
+
+#include "wire/fields.hpp"
+
+namespace ferry::wire {
+
+namespace {
+
+constexpr std::uint8_t kHasCrc = 0x01;           // fragment flags
+constexpr std::uint8_t kChecksumPayload = 0x01;  // metadata flags
+
+constexpr MessageShape kFragment{MessageType::fragment, "fragment header", kFragmentHeaderBytes,
+                                 kFragmentHeaderBytes};
+constexpr MessageShape kMetadata{MessageType::metadata, "metadata header", kMetadataHeaderBytes,
+                                 kMetadataHeaderBytes};
+constexpr MessageShape kGrant{MessageType::grant, "grant message", kGrantMessageBytes,
+                              kGrantMessageBytes};
+constexpr MessageShape kPoison{MessageType::poison, "poison message", kPoisonFixedBytes,
+                               kPoisonFixedBytes + kPoisonTextBytes};
+
+static_assert(kPoison.max_bytes <= kControlLimitBytes);
+static_assert(kGrant.max_bytes <= kControlLimitBytes);
+
+/// Longest prefix within the limit that does not end inside a UTF-8 character. A text that is not
+/// UTF-8 is cut at the limit.
+std::string_view cut_text(std::string_view text) {
+  if (text.size() <= kPoisonTextBytes) return text;
+  constexpr std::size_t kMaxContinuationBytes = 3;
+  for (std::size_t back = 0; back <= kMaxContinuationBytes; ++back) {
+    const auto next = static_cast<unsigned char>(text[kPoisonTextBytes - back]);
+    if ((next & 0xC0) != 0x80) return text.substr(0, kPoisonTextBytes - back);
+  }
+  return text.substr(0, kPoisonTextBytes);
+}
+
+std::string expected_size(const MessageShape& shape) {
+  if (shape.min_bytes == shape.max_bytes) return fmt::format("{}", shape.min_bytes);
+  return fmt::format("{}..{}", shape.min_bytes, shape.max_bytes);
+}
+
+}  // namespace
+
+std::optional<std::string> FieldReader::find_frame_error(Bytes bytes, const MessageShape& shape) {
+  // Magic and version come before the length, which may differ between versions.
+  if (bytes.size() < kPrefixBytes) {
+    return fmt::format("{}: size is {} bytes; expected {}", shape.name, bytes.size(),
+                       expected_size(shape));
+  }
+  const auto magic = load<std::uint32_t>(bytes.data());
+  if (magic != kMagic) {
+    return fmt::format("{}: magic is {:#010x}; expected {:#010x}, as every message of Ferry begins",
+                       shape.name, magic, kMagic);
+  }
+  const auto version = load<std::uint16_t>(bytes.data() + 4);
+  if (version != kVersion) {
+    return fmt::format("{}: version is {}; expected {}; fix: run one version of Ferry on all ranks",
+                       shape.name, version, kVersion);
+  }
+  const auto type = load<std::uint16_t>(bytes.data() + 6);
+  if (type != static_cast<std::uint16_t>(shape.type)) {
+    return fmt::format("{}: type is {}; expected {}", shape.name, type,
+                       static_cast<std::uint16_t>(shape.type));
+  }
+  if (bytes.size() < shape.min_bytes || bytes.size() > shape.max_bytes) {
+    return fmt::format("{}: size is {} bytes; expected {}", shape.name, bytes.size(),
+                       expected_size(shape));
+  }
+  const std::size_t checked = bytes.size() - kCrcBytes;
+  const auto stated = load<std::uint32_t>(bytes.data() + checked);
+  const std::uint32_t actual = kernels::crc32c(bytes.first(checked));
+  if (stated != actual) {
+    return fmt::format("{}: header_crc is {:#010x}; expected {:#010x}, the CRC32C of its {} bytes",
+                       shape.name, stated, actual, checked);
+  }
+  return std::nullopt;
+}
+
+void encode(const FragmentHeader& header, std::span<std::byte, kFragmentHeaderBytes> out) {
+  FieldWriter to(out, MessageType::fragment);
+  to.put_call(header.call);
+  to.put_enum(header.grant.kind);
+  to.put(header.has_crc ? kHasCrc : std::uint8_t{0});
+  to.put(std::uint8_t{0});
+  to.put(header.ordinal);
+  to.put(header.index);
+  to.put(header.num_rows);
+  to.put(header.payload_bytes);
+  to.put(header.has_crc ? header.payload_crc : std::uint32_t{0});
+  to.put_grant(header.grant);
+  to.seal();
+}
+
+std::optional<std::string> decode(Bytes bytes, FragmentHeader& out) {
+  FieldReader from(bytes, kFragment);
+  FragmentHeader header;
+  header.call = from.take_call();
+  const OpKind grant_kind = from.take_enum("grant_kind", OpKind::gather);
+  header.has_crc = from.take_flags("flags", kHasCrc) != 0;
+  from.require_zero("reserved", from.take<std::uint8_t>());
+  header.ordinal = from.take<std::uint32_t>();
+  header.index = from.take<std::uint32_t>();
+  header.num_rows = from.take<std::uint32_t>();
+  header.payload_bytes = from.take<std::uint32_t>();
+  header.payload_crc = from.take<std::uint32_t>();
+  if (!header.has_crc) from.require_zero("payload_crc without its flag", header.payload_crc);
+  header.grant = from.take_grant();
+  header.grant.kind = grant_kind;
+  if (auto error = from.finish()) return error;
+  out = header;
+  return std::nullopt;
+}
+
+void encode(const MetadataHeader& header, std::span<std::byte, kMetadataHeaderBytes> out) {
+  const SharedOptions& options = header.options;
+  FieldWriter to(out, MessageType::metadata);
+  to.put_call(header.call);
+  to.put(options.checksum_payload ? kChecksumPayload : std::uint8_t{0});
+  to.put(options.ranges_in_flight);
+  to.put(header.num_tokens);
+  to.put(header.body_bytes);
+  to.put(options.hidden);
+  to.put(options.topology_hash);
+  to.put(options.placement_hash);
+  to.put(options.placement_version);
+  to.put(header.source);
+  to.put(header.body_crc);
+  to.put(options.num_experts);
+  to.put(options.num_topk);
+  to.put(options.fragment_bytes);
+  to.put(options.range_tokens);
+  to.put_enum(options.dtype);
+  to.put_enum(options.wire_dispatch);
+  to.put_enum(options.wire_combine);
+  to.put_enum(options.strategy);
+  to.seal();
+}
+
+std::optional<std::string> decode(Bytes bytes, MetadataHeader& out) {
+  FieldReader from(bytes, kMetadata);
+  MetadataHeader header;
+  SharedOptions& options = header.options;
+  header.call = from.take_call();
+  options.checksum_payload = from.take_flags("flags", kChecksumPayload) != 0;
+  options.ranges_in_flight = from.take<std::uint16_t>();
+  header.num_tokens = from.take<std::uint64_t>();
+  header.body_bytes = from.take<std::uint64_t>();
+  options.hidden = from.take<std::uint64_t>();
+  options.topology_hash = from.take<std::uint64_t>();
+  options.placement_hash = from.take<std::uint64_t>();
+  options.placement_version = from.take<std::uint64_t>();
+  header.source = from.take<std::uint32_t>();
+  header.body_crc = from.take<std::uint32_t>();
+  options.num_experts = from.take<std::uint32_t>();
+  options.num_topk = from.take<std::uint32_t>();
+  options.fragment_bytes = from.take<std::uint32_t>();
+  options.range_tokens = from.take<std::uint32_t>();
+  options.dtype = from.take_enum("dtype", DType::f16);
+  options.wire_dispatch = from.take_enum("wire_dispatch", DType::f16);
+  options.wire_combine = from.take_enum("wire_combine", DType::f16);
+  options.strategy = from.take_enum("strategy", Strategy::node_dedup);
+  if (auto error = from.finish()) return error;
+  out = header;
+  return std::nullopt;
+}
+
+void encode(const GrantMessage& message, std::span<std::byte, kGrantMessageBytes> out) {
+  FieldWriter to(out, MessageType::grant);
+  to.put(message.generation);
+  to.put_grant(message.grant);
+  to.put_enum(message.grant.kind);
+  to.put(std::uint8_t{0});
+  to.put(std::uint16_t{0});
+  to.seal();
+}
+
+std::optional<std::string> decode(Bytes bytes, GrantMessage& out) {
+  FieldReader from(bytes, kGrant);
+  GrantMessage message;
+  message.generation = from.take<std::uint32_t>();
+  message.grant = from.take_grant();
+  message.grant.kind = from.take_enum("kind", OpKind::gather);
+  from.require_zero("reserved", from.take<std::uint8_t>());
+  from.require_zero("reserved", from.take<std::uint16_t>());
+  if (auto error = from.finish()) return error;
+  out = message;
+  return std::nullopt;
+}
+
+std::vector<std::byte> encode(const PoisonMessage& message) {
+  const std::string_view text = cut_text(message.text);
+  std::vector<std::byte> out(kPoisonFixedBytes + text.size());
+  FieldWriter to(out, MessageType::poison);
+  to.put_call(message.call);
+  to.put_enum(message.code);
+  to.put(static_cast<std::uint16_t>(text.size()));
+  to.put(message.origin);
+  to.put_text(text);
+  to.seal();
+  return out;
+}
+
+std::optional<std::string> decode(Bytes bytes, PoisonMessage& out) {
+  FieldReader from(bytes, kPoison);
+  PoisonMessage message;
+  message.call = from.take_call();
+  message.code = from.take_enum("code", ErrorCode::unsupported);
+  const auto text_bytes = from.take<std::uint16_t>();
+  message.origin = from.take<std::uint32_t>();
+  if (text_bytes != from.remaining()) {
+    from.fail("text_bytes", fmt::format("{}", text_bytes),
+              fmt::format("{}, from the size of the message", from.remaining()));
+  }
+  message.text = from.take_text();
+  if (auto error = from.finish()) return error;
+  out = std::move(message);
+  return std::nullopt;
+}
+
+std::optional<MessageType> message_type(Bytes bytes) {
+  if (bytes.size() < kPrefixBytes || load<std::uint32_t>(bytes.data()) != kMagic ||
+      load<std::uint16_t>(bytes.data() + 4) != kVersion) {
+    return std::nullopt;
+  }
+  const auto type = load<std::uint16_t>(bytes.data() + 6);
+  for (const MessageShape& shape : {kFragment, kMetadata, kGrant, kPoison}) {
+    if (type != static_cast<std::uint16_t>(shape.type)) continue;
+    // Payload or a body follows these two headers; control messages end where they end.
+    const bool followed =
+        shape.type == MessageType::fragment || shape.type == MessageType::metadata;
+    if (bytes.size() < shape.min_bytes) return std::nullopt;
+    if (!followed && bytes.size() > shape.max_bytes) return std::nullopt;
+    return shape.type;
+  }
+  return std::nullopt;
+}
+
+}  // namespace ferry::wire

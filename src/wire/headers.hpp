@@ -1,6 +1,7 @@
 #pragma once
-// Headers of messages between ranks: fixed size, little endian, checksummed. A header that fails a
-// check is refused with a text that names the field, the value and what was expected.
+// Headers of messages between ranks: fixed size, little endian, checksummed; byte by byte in
+// docs/wire-formats.md. A header that fails a check is refused with a text that names the field,
+// the value and what was expected.
 
 #include <array>
 #include <cstddef>
@@ -58,12 +59,12 @@ struct FragmentHeader {
   std::uint32_t index = 0;          ///< of the fragment in its lane
   std::uint32_t num_rows = 0;
   std::uint32_t payload_bytes = 0;
-  std::uint32_t payload_crc = 0;    ///< CRC32C; meaningful when has_crc
+  std::uint32_t payload_crc = 0;    ///< CRC32C; travels as 0 unless has_crc
   bool has_crc = false;
-  Grant grant;                      ///< rides along
+  Grant grant{};                    ///< rides along
   bool operator==(const FragmentHeader&) const = default;
 };
-inline constexpr std::size_t kFragmentHeaderBytes = 96;
+inline constexpr std::size_t kFragmentHeaderBytes = 72;
 
 /// The sender's options by value: ranks compare all of them and name what differs.
 struct SharedOptions {
@@ -93,24 +94,24 @@ struct MetadataHeader {
   std::uint32_t source = 0;
   std::uint64_t num_tokens = 0;
   SharedOptions options;
-  std::uint64_t body_bytes = 0;  ///< encoded membership, then the row summary
+  std::uint64_t body_bytes = 0;  ///< the row summary, then the encoded membership
   std::uint32_t body_crc = 0;    ///< CRC32C
   bool operator==(const MetadataHeader&) const = default;
 };
-inline constexpr std::size_t kMetadataHeaderBytes = 128;
+inline constexpr std::size_t kMetadataHeaderBytes = 112;
 
 struct GrantMessage {
   std::uint32_t generation = 0;
   Grant grant;
   bool operator==(const GrantMessage&) const = default;
 };
-inline constexpr std::size_t kGrantMessageBytes = 32;
+inline constexpr std::size_t kGrantMessageBytes = 36;
 
 struct PoisonMessage {
   CallId call;
   std::uint32_t origin = 0;  ///< the rank that refused
   ErrorCode code = ErrorCode::peer_failed;
-  std::string text;          ///< at most kPoisonTextBytes; longer texts are cut
+  std::string text;          ///< at most kPoisonTextBytes; longer ones are cut between characters
   bool operator==(const PoisonMessage&) const = default;
 };
 inline constexpr std::size_t kPoisonTextBytes = 1024;
@@ -123,12 +124,19 @@ void encode(const MetadataHeader& header, std::span<std::byte, kMetadataHeaderBy
 void encode(const GrantMessage& message, std::span<std::byte, kGrantMessageBytes> out);
 std::vector<std::byte> encode(const PoisonMessage& message);
 
-/// Type of a message, or nothing when magic, version or length is wrong.
-std::optional<MessageType> message_type(std::span<const std::byte> bytes);
-[[nodiscard]] std::optional<std::string> decode(std::span<const std::byte> bytes, FragmentHeader& out);
-[[nodiscard]] std::optional<std::string> decode(std::span<const std::byte> bytes, MetadataHeader& out);
-[[nodiscard]] std::optional<std::string> decode(std::span<const std::byte> bytes, GrantMessage& out);
-[[nodiscard]] std::optional<std::string> decode(std::span<const std::byte> bytes, PoisonMessage& out);
+using Bytes = std::span<const std::byte>;
+
+/// Type of a whole message, or nothing when magic, version or type is wrong, when it is shorter
+/// than its header, or when it is a control message of a wrong length. Checks no checksum.
+std::optional<MessageType> message_type(Bytes bytes);
+
+/// Each takes exactly the header (a grant or poison: the whole message). On failure returns the
+/// text and leaves `out` as it was. Sizes that a header states of what follows it are the caller's
+/// to compare with the message.
+[[nodiscard]] std::optional<std::string> decode(Bytes bytes, FragmentHeader& out);
+[[nodiscard]] std::optional<std::string> decode(Bytes bytes, MetadataHeader& out);
+[[nodiscard]] std::optional<std::string> decode(Bytes bytes, GrantMessage& out);
+[[nodiscard]] std::optional<std::string> decode(Bytes bytes, PoisonMessage& out);
 
 /// Rows that one rank's routing makes per strategy and target node (flat, rank_dedup, node_dedup),
 /// for the choice of a strategy; varints, so that a small batch stays small.
@@ -137,8 +145,9 @@ struct RowSummary {
   bool operator==(const RowSummary&) const = default;
 };
 void encode_row_summary(const RowSummary& summary, std::vector<std::byte>& out);
-/// Decodes from the front of `bytes` and shortens it by what was read.
-[[nodiscard]] std::optional<std::string> decode_row_summary(std::span<const std::byte>& bytes,
-                                                            std::size_t num_nodes, RowSummary& out);
+/// Decodes from the front of `bytes` and shortens it by what was read; on failure returns the text,
+/// takes nothing and leaves `out` empty.
+[[nodiscard]] std::optional<std::string> decode_row_summary(Bytes& bytes, std::size_t num_nodes,
+                                                            RowSummary& out);
 
 }  // namespace ferry::wire

@@ -1,0 +1,263 @@
+// Adds the columns of up to eight terms, read side by side, to one FP32 sum; once per SIMD target
+// (hence no #pragma once). A block of columns is summed over all terms in registers, so the sum is
+// loaded and stored once per bunch; the last bunch of a row is rounded and written from registers.
+// Measured on two cores with rows of 4 KiB at random places: 12 % faster than term after term with
+// the sum in first-level cache; rounding in a pass of its own costs 15 %, and leaving out the
+// software prefetch 10 % (term after term: twice the time).
+#if defined(FERRY_KERNELS_SUM_STREAMS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FERRY_KERNELS_SUM_STREAMS_INL_HPP_
+#undef FERRY_KERNELS_SUM_STREAMS_INL_HPP_
+#else
+#define FERRY_KERNELS_SUM_STREAMS_INL_HPP_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/lanes-inl.hpp"
+#include "kernels/lookahead.hpp"
+#include "kernels/row_kernels.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace ferry::kernels::HWY_NAMESPACE {
+
+/// Terms that are read side by side: each is a stream of its own for the hardware prefetcher.
+inline constexpr std::size_t kMostTerms = 8;
+/// Vectors of each stream that are summed in registers at a time.
+inline constexpr std::size_t kVectors = 4;
+
+/// Terms of one dtype that follow each other into the same level of the tree.
+struct Bunch {
+  std::size_t first = 0;  ///< index of its first term in the job
+  std::size_t count = 0;
+};
+
+/// A bunch as the inner loop reads it. Byte offsets count from the first of the current columns.
+struct Streams {
+  const std::byte* at[kMostTerms];
+  float weights[kMostTerms];
+  /// What to prefetch at byte offset o: near[k] + o below `split`, far[k] + o from there on.
+  std::uintptr_t near[kMostTerms];
+  std::uintptr_t far[kMostTerms];
+  std::size_t split = 0;
+  std::size_t count = 0;
+};
+
+/// Lays out the bunch for the inner loop. Streams share the prefetch distance between them; past
+/// the end of a row it goes on at the start of the term one bunch further on, which is mostly what
+/// is read next. A wrong guess costs no more than a prefetch.
+HWY_INLINE Streams open_streams(const SumJob& job, const Bunch& bunch, std::size_t begin) {
+  const std::size_t size = element_bytes(job.terms[bunch.first].dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(job.hidden) * size;
+  const std::size_t begin_bytes = begin * size;
+  const std::size_t distance = detail::kAheadBytes / bunch.count;
+  const bool long_rows = row_bytes >= distance;
+  const std::size_t skipped = bunch.count * (long_rows ? 1 : distance / row_bytes);
+  Streams streams = {};
+  streams.count = bunch.count;
+  streams.split = row_bytes - std::min(row_bytes, distance + begin_bytes);
+  for (std::size_t k = 0; k < bunch.count; ++k) {
+    const SumTerm& term = job.terms[bunch.first + k];
+    streams.at[k] = term.row + begin_bytes;
+    streams.weights[k] = term.weight;
+    const auto here = reinterpret_cast<std::uintptr_t>(streams.at[k]);
+    streams.near[k] = here + distance;
+    const std::size_t later = bunch.first + k + skipped;
+    if (later < job.terms.size()) {
+      const auto there = reinterpret_cast<std::uintptr_t>(job.terms[later].row) + begin_bytes;
+      streams.far[k] = long_rows ? there + distance - row_bytes : there;
+    } else {
+      streams.far[k] = here;
+    }
+  }
+  return streams;
+}
+
+/// How a bunch is added: which elements, weighted or as they are, to a sum that starts here or not.
+template <DType kFromType, bool kIsWeighted, bool kStarts>
+struct Addition {
+  static constexpr DType kFrom = kFromType;
+  static constexpr bool kWeighted = kIsWeighted;
+  static constexpr bool kFirst = kStarts;
+};
+
+/// Where the result of a block goes: back to the sum, or rounded to the row of the result.
+struct Keep {
+  static constexpr bool kRounds = false;
+};
+template <DType kToType>
+struct RoundTo {
+  static constexpr bool kRounds = true;
+  static constexpr DType kTo = kToType;
+};
+
+/// A run of columns in the sum and in the row of the result.
+struct Place {
+  float* sum = nullptr;      ///< aligned to a vector
+  std::byte* out = nullptr;  ///< any alignment; used by RoundTo only
+  bool whole_lines = false;  ///< `out` is the start of a cache line: streaming stores
+};
+
+template <class How>
+HWY_INLINE FloatVec load_term(const std::byte* at, FloatVec weight) {
+  const FloatVec value = load_lanes<How::kFrom>(at);
+  if constexpr (How::kWeighted) return hn::Mul(weight, value);
+  return value;
+}
+
+/// Rounds two vectors of a finished sum and writes them. NaN has one pattern.
+template <DType kTo>
+HWY_INLINE void put_pair(FloatVec a, FloatVec b, const Place& place) {
+  const FloatTag df;
+  const std::size_t lanes = hn::Lanes(df);
+  const FloatVec nan = hn::BitCast(df, hn::Set(WordTag(), 0x7FC00000U));
+  a = hn::IfThenElse(hn::IsNaN(a), nan, a);
+  b = hn::IfThenElse(hn::IsNaN(b), nan, b);
+#if HWY_TARGET != HWY_SCALAR
+  if (place.whole_lines) {
+    if constexpr (kTo == DType::f32) {
+      hn::Stream(a, df, reinterpret_cast<float*>(place.out));
+      hn::Stream(b, df, reinterpret_cast<float*>(place.out) + lanes);
+    } else {
+      const hn::Repartition<std::uint16_t, FloatTag> dh;
+      hn::Stream(hn::Combine(dh, half_words<kTo>(b), half_words<kTo>(a)), dh,
+                 reinterpret_cast<std::uint16_t*>(place.out));
+    }
+    return;
+  }
+#endif
+  store_lanes<kTo>(a, place.out);
+  store_lanes<kTo>(b, place.out + lanes * element_bytes(kTo));
+}
+
+/// Adds kVectors vectors of every stream, at byte offset `offset`, in the order of the streams.
+template <class How, class Result>
+HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Place& place) {
+  const FloatTag df;
+  const std::size_t lanes = hn::Lanes(df);
+  const std::size_t step = lanes * element_bytes(How::kFrom);
+  const std::byte* at = streams.at[0] + offset;
+  FloatVec weight = hn::Set(df, streams.weights[0]);
+  FloatVec a = load_term<How>(at, weight);
+  FloatVec b = load_term<How>(at + step, weight);
+  FloatVec c = load_term<How>(at + 2 * step, weight);
+  FloatVec d = load_term<How>(at + 3 * step, weight);
+  if constexpr (!How::kFirst) {
+    a = hn::Add(hn::Load(df, place.sum), a);
+    b = hn::Add(hn::Load(df, place.sum + lanes), b);
+    c = hn::Add(hn::Load(df, place.sum + 2 * lanes), c);
+    d = hn::Add(hn::Load(df, place.sum + 3 * lanes), d);
+  }
+  for (std::size_t k = 1; k < streams.count; ++k) {
+    at = streams.at[k] + offset;
+    weight = hn::Set(df, streams.weights[k]);
+    a = hn::Add(a, load_term<How>(at, weight));
+    b = hn::Add(b, load_term<How>(at + step, weight));
+    c = hn::Add(c, load_term<How>(at + 2 * step, weight));
+    d = hn::Add(d, load_term<How>(at + 3 * step, weight));
+  }
+  if constexpr (Result::kRounds) {
+    Place second = place;
+    second.out += 2 * lanes * element_bytes(Result::kTo);
+    put_pair<Result::kTo>(a, b, place);
+    put_pair<Result::kTo>(c, d, second);
+  } else {
+    hn::Store(a, df, place.sum);
+    hn::Store(b, df, place.sum + lanes);
+    hn::Store(c, df, place.sum + 2 * lanes);
+    hn::Store(d, df, place.sum + 3 * lanes);
+  }
+}
+
+HWY_INLINE void prefetch_block(const Streams& streams, std::size_t offset, std::size_t bytes) {
+  const std::uintptr_t* base = offset < streams.split ? streams.near : streams.far;
+  for (std::size_t k = 0; k < streams.count; ++k) {
+    for (std::size_t line = 0; line < bytes; line += detail::kLineBytes) {
+      __builtin_prefetch(reinterpret_cast<const void*>(base[k] + offset + line));
+    }
+  }
+}
+
+/// The last `columns` of the streams, fewer than a block. A row is never read or written past its
+/// end: its last columns are copied, padded, to and fro.
+template <class How, class Result>
+void add_last_columns(const Streams& streams, std::size_t done, std::size_t columns, Place place) {
+  constexpr std::size_t size = element_bytes(How::kFrom);
+  alignas(64) std::byte rows[kMostTerms][kVectors * HWY_MAX_BYTES] = {};
+  alignas(64) std::byte out[kVectors * HWY_MAX_BYTES];
+  Streams padded = streams;
+  for (std::size_t k = 0; k < streams.count; ++k) {
+    std::memcpy(rows[k], streams.at[k] + done * size, columns * size);
+    padded.at[k] = rows[k];
+  }
+  std::byte* final_out = place.out;
+  place.out = out;
+  place.whole_lines = false;
+  add_block<How, Result>(padded, 0, place);
+  if constexpr (Result::kRounds) std::memcpy(final_out, out, columns * element_bytes(Result::kTo));
+}
+
+template <class How, class Result>
+void add_streams(const Streams& streams, std::size_t columns, const Place& start) {
+  constexpr std::size_t size = element_bytes(How::kFrom);
+  const std::size_t block = kVectors * hn::Lanes(FloatTag());
+  Place place = start;
+  std::size_t i = 0;
+  for (; i < columns; i += block) {
+    prefetch_block(streams, i * size, block * size);
+    if (i + block > columns) {
+      add_last_columns<How, Result>(streams, i, columns - i, place);
+      return;
+    }
+    add_block<How, Result>(streams, i * size, place);
+    place.sum += block;
+    if constexpr (Result::kRounds) place.out += block * element_bytes(Result::kTo);
+  }
+}
+
+using AddFunction = void (*)(const Streams&, std::size_t, const Place&);
+
+template <class Result>
+struct ChooseAdd {
+  template <DType kFrom>
+  static AddFunction from(bool weighted, bool first) {
+    if (weighted) {
+      return first ? add_streams<Addition<kFrom, true, true>, Result>
+                   : add_streams<Addition<kFrom, true, false>, Result>;
+    }
+    return first ? add_streams<Addition<kFrom, false, true>, Result>
+                 : add_streams<Addition<kFrom, false, false>, Result>;
+  }
+
+  static AddFunction of(const SumTerm& term, bool first) {
+    switch (term.dtype) {
+      case DType::f32: return from<DType::f32>(term.weighted, first);
+      case DType::bf16: return from<DType::bf16>(term.weighted, first);
+      case DType::f16: return from<DType::f16>(term.weighted, first);
+    }
+    return nullptr;
+  }
+};
+
+/// What adds a bunch like `term` to a sum. Requires a sum that is started, unless `first`.
+inline AddFunction choose_add(const SumTerm& term, bool first) {
+  return ChooseAdd<Keep>::of(term, first);
+}
+
+/// The same for the last bunch of a row, which rounds the sum to `to` and writes it.
+inline AddFunction choose_finish(const SumTerm& term, bool first, DType to) {
+  switch (to) {
+    case DType::f32: return ChooseAdd<RoundTo<DType::f32>>::of(term, first);
+    case DType::bf16: return ChooseAdd<RoundTo<DType::bf16>>::of(term, first);
+    case DType::f16: return ChooseAdd<RoundTo<DType::f16>>::of(term, first);
+  }
+  return nullptr;
+}
+
+}  // namespace ferry::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,236 @@
+// Lanes. Every function counts first and reserves exactly: a plan allocates per lane, never per
+// token, and is linear in the entries of its memberships.
+
+#include "plan/lanes.hpp"
+
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+namespace ferry::plan {
+namespace {
+
+std::size_t as_size(int value) { return static_cast<std::size_t>(value); }
+
+/// Columns [first, end) of a node.
+struct ColumnRange {
+  int first = 0;
+  int end = 0;
+  /// One comparison, without a branch to mispredict: a holder rank skips most of the entries.
+  bool contains(std::uint16_t column) const {
+    return static_cast<unsigned>(column - first) < static_cast<unsigned>(end - first);
+  }
+};
+
+ColumnRange columns_of(const PlanContext& context, int rank) {
+  const int first = context.experts.first_column(rank);
+  return {first, first + static_cast<int>(context.experts.experts_of_rank(rank).size())};
+}
+
+/// The columns whose rows land on `rank`: its own, or all of the node where it is the rail rank.
+ColumnRange landing_columns(const PlanContext& context, int rank) {
+  if (!lands_on_rail(info(context.strategy))) return columns_of(context, rank);
+  return {0, context.experts.num_columns(context.topology.node_of(rank))};
+}
+
+void set_ranges(Lane& lane, std::uint64_t source_tokens, std::uint64_t range_tokens) {
+  const std::uint64_t num_ranges = (source_tokens + range_tokens - 1) / range_tokens;
+  lane.source_tokens = source_tokens;
+  lane.range_begin.assign(1, 0);
+  lane.range_begin.reserve(num_ranges + 1);
+  std::size_t item = 0;
+  for (std::uint64_t range = 0; range < num_ranges; ++range) {
+    const std::uint64_t end_token = (range + 1) * range_tokens;
+    while (item < lane.tokens.size() && lane.tokens[item] < end_token) ++item;
+    lane.range_begin.push_back(static_cast<std::uint32_t>(item));
+  }
+}
+
+void finish(LanePair& pair, const Crossing& crossing, int peer) {
+  const std::uint64_t range_tokens = crossing.context.range_tokens;
+  pair.dispatch.peer = peer;
+  set_ranges(pair.dispatch, crossing.membership.num_tokens, range_tokens);
+  for (Lane& lane : pair.combine) {
+    lane.peer = peer;
+    set_ranges(lane, crossing.membership.num_tokens, range_tokens);
+  }
+}
+
+std::vector<std::uint32_t> all_tokens(const Membership& membership) {
+  std::vector<std::uint32_t> tokens(membership.num_tokens);
+  std::iota(tokens.begin(), tokens.end(), 0U);
+  return tokens;
+}
+
+/// Source end where rows land on the rail rank: one lane for the node.
+void add_outgoing_to_rail(const Crossing& crossing, std::vector<LanePair>& outgoing) {
+  const Membership& membership = crossing.membership;
+  const bool every_token = info(crossing.context.strategy).sends_every_token;
+  if (membership.tokens.empty() && !(every_token && membership.num_tokens > 0)) return;
+  LanePair pair;
+  if (every_token) {
+    pair.combine.emplace_back().tokens = membership.tokens;
+    pair.dispatch.tokens = all_tokens(membership);
+  } else {
+    pair.dispatch.tokens = membership.tokens;
+  }
+  finish(pair, crossing, crossing.context.topology.rail_rank(crossing.source, crossing.node));
+  outgoing.push_back(std::move(pair));
+}
+
+/// Rank of the node that each column belongs to, as its place in the node.
+std::vector<std::uint32_t> local_ranks(const PlanContext& context, int node) {
+  std::vector<std::uint32_t> result;
+  result.reserve(as_size(context.experts.num_columns(node)));
+  for (const int expert : context.experts.experts_of_node(node)) {
+    const int rank = context.experts.rank_of(expert);
+    result.push_back(static_cast<std::uint32_t>(context.topology.local_index(rank)));
+  }
+  return result;
+}
+
+/// Calls visit(entry number, place of the rank in the node, token) for every entry of a membership
+/// that makes an item: all of them for (token, expert), the first of each rank for (token, rank).
+template <typename Visit>
+void for_each_rank_item(const Crossing& crossing, std::span<const std::uint32_t> local_rank,
+                        const Visit& visit) {
+  const Membership& membership = crossing.membership;
+  const bool each_expert = info(crossing.context.strategy).unit == RowUnit::token_expert;
+  const std::size_t num_ranks = crossing.context.topology.ranks_of(crossing.node).size();
+  std::vector<std::uint64_t> last_seen(num_ranks);  // token + 1
+  for (std::size_t i = 0; i < membership.tokens.size(); ++i) {
+    const std::uint32_t token = membership.tokens[i];
+    for (std::uint32_t entry = membership.entry_begin[i]; entry < membership.entry_begin[i + 1];
+         ++entry) {
+      const std::uint32_t place = local_rank[membership.columns[entry]];
+      const bool seen = last_seen[place] == std::uint64_t{token} + 1;
+      last_seen[place] = std::uint64_t{token} + 1;
+      if (each_expert || !seen) visit(entry, place, token);
+    }
+  }
+}
+
+/// Source end where rows land on the ranks that hold the experts: one lane for each of them.
+void add_outgoing_to_holders(const Crossing& crossing, std::vector<LanePair>& outgoing) {
+  const PlanContext& context = crossing.context;
+  const std::vector<int>& ranks = context.topology.ranks_of(crossing.node);
+  const std::vector<std::uint32_t> local_rank = local_ranks(context, crossing.node);
+  const bool has_weights = info(context.strategy).unit == RowUnit::token_expert;
+
+  std::vector<std::size_t> num_items(ranks.size());
+  for_each_rank_item(crossing, local_rank, [&](std::uint32_t, std::uint32_t place, std::uint32_t) {
+    ++num_items[place];
+  });
+  std::vector<LanePair> pairs(ranks.size());
+  for (std::size_t place = 0; place < ranks.size(); ++place) {
+    pairs[place].dispatch.tokens.reserve(num_items[place]);
+    if (has_weights) pairs[place].dispatch.weights.reserve(num_items[place]);
+  }
+  for_each_rank_item(crossing, local_rank,
+                     [&](std::uint32_t entry, std::uint32_t place, std::uint32_t token) {
+                       Lane& lane = pairs[place].dispatch;
+                       lane.tokens.push_back(token);
+                       if (has_weights) lane.weights.push_back(crossing.membership.weights[entry]);
+                     });
+  for (std::size_t place = 0; place < ranks.size(); ++place) {
+    if (num_items[place] == 0) continue;
+    finish(pairs[place], crossing, ranks[place]);
+    outgoing.push_back(std::move(pairs[place]));
+  }
+}
+
+/// Stable, so that slots stay ascending inside a rank. At most 64 targets, most often in order or
+/// nearly so: insertion beats std::stable_sort, which allocates.
+void order_by_rank(std::span<Target> targets) {
+  for (std::size_t i = 1; i < targets.size(); ++i) {
+    const Target moved = targets[i];
+    std::size_t at = i;
+    for (; at > 0 && targets[at - 1].local_rank > moved.local_rank; --at) {
+      targets[at] = targets[at - 1];
+    }
+    targets[at] = moved;
+  }
+}
+
+void reserve_landing(const Membership& membership, RowUnit unit, ColumnRange columns, Lane& lane) {
+  std::size_t num_items = 0;
+  std::size_t num_targets = 0;
+  for (std::size_t i = 0; i < membership.tokens.size(); ++i) {
+    const std::size_t before = num_targets;
+    for (std::uint32_t entry = membership.entry_begin[i]; entry < membership.entry_begin[i + 1];
+         ++entry) {
+      num_targets += columns.contains(membership.columns[entry]) ? 1 : 0;
+    }
+    if (num_targets > before) ++num_items;
+  }
+  if (unit == RowUnit::token_expert) num_items = num_targets;
+  lane.tokens.reserve(num_items);
+  lane.target_begin.reserve(num_items + 1);
+  lane.targets.reserve(num_targets);
+}
+
+/// Items with at least one target in `columns`, and their targets.
+Lane land(const Crossing& crossing, ColumnRange columns, RowCursor& cursor) {
+  const Membership& membership = crossing.membership;
+  const RowUnit unit = info(crossing.context.strategy).unit;
+  Lane lane;
+  reserve_landing(membership, unit, columns, lane);
+  lane.target_begin.push_back(0);
+  const auto end_item = [&lane](std::uint32_t token) {
+    lane.tokens.push_back(token);
+    lane.target_begin.push_back(static_cast<std::uint32_t>(lane.targets.size()));
+  };
+  for (std::size_t i = 0; i < membership.tokens.size(); ++i) {
+    const std::size_t first = lane.targets.size();
+    for (std::uint32_t entry = membership.entry_begin[i]; entry < membership.entry_begin[i + 1];
+         ++entry) {
+      if (!columns.contains(membership.columns[entry])) continue;
+      lane.targets.push_back(cursor.take(membership.columns[entry], membership.weights[entry]));
+      if (unit == RowUnit::token_expert) end_item(membership.tokens[i]);
+    }
+    if (unit == RowUnit::token_expert || lane.targets.size() == first) continue;
+    order_by_rank(std::span(lane.targets).subspan(first));
+    end_item(membership.tokens[i]);
+  }
+  return lane;
+}
+
+/// The lane with every token of the source: those without an expert here have no targets.
+Lane with_every_token(const Lane& lane, const Membership& membership) {
+  Lane every;
+  every.tokens = all_tokens(membership);
+  every.targets = lane.targets;
+  every.target_begin.reserve(membership.num_tokens + 1);
+  every.target_begin.push_back(0);
+  std::size_t item = 0;
+  for (std::uint64_t token = 0; token < membership.num_tokens; ++token) {
+    if (item < lane.tokens.size() && lane.tokens[item] == token) ++item;
+    every.target_begin.push_back(lane.target_begin[item]);
+  }
+  return every;
+}
+
+}  // namespace
+
+void add_outgoing(const Crossing& crossing, std::vector<LanePair>& outgoing) {
+  if (lands_on_rail(info(crossing.context.strategy))) {
+    add_outgoing_to_rail(crossing, outgoing);
+  } else {
+    add_outgoing_to_holders(crossing, outgoing);
+  }
+}
+
+void add_landing(const Crossing& crossing, int rank, RowCursor& cursor,
+                 std::vector<LanePair>& landing) {
+  LanePair pair;
+  pair.dispatch = land(crossing, landing_columns(crossing.context, rank), cursor);
+  if (info(crossing.context.strategy).sends_every_token) {
+    pair.combine.push_back(std::move(pair.dispatch));
+    pair.dispatch = with_every_token(pair.combine.front(), crossing.membership);
+  }
+  if (pair.dispatch.tokens.empty()) return;
+  finish(pair, crossing, crossing.source);
+  landing.push_back(std::move(pair));
+}
+
+}  // namespace ferry::plan

@@ -1,0 +1,116 @@
+// Regions as anonymous mappings. Big ones start at a huge page, because row copies to many targets
+// otherwise spend their time in TLB misses.
+
+#include "transport/regions.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "ferry/error.hpp"
+
+namespace ferry::detail {
+
+namespace {
+
+constexpr std::uint64_t kHugePageBytes = 2ULL << 20;
+constexpr std::uint64_t kHugeFromBytes = 4ULL << 20;
+
+std::uint64_t page_bytes() {
+  static const auto bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+[[noreturn]] void refuse_size(std::uint64_t bytes, int error) {
+  throw Error(ErrorCode::resource_exhausted,
+              fmt::format("create_region: the system gave no memory for a region of {} bytes ({}); "
+                          "fix: ask for less, free memory, or raise the limits of this process",
+                          bytes, std::strerror(error)));
+}
+
+}  // namespace
+
+Pages::Pages(std::uint64_t bytes) {
+  const std::uint64_t page = page_bytes();
+  if (bytes > std::numeric_limits<std::uint64_t>::max() / 2) {
+    refuse_size(bytes, ENOMEM);
+  }
+  length_ = bytes == 0 ? page : (bytes + page - 1) / page * page;
+  const bool huge = bytes >= kHugeFromBytes;
+  const std::uint64_t slack = huge ? kHugePageBytes : 0;
+  void* mapped =
+      ::mmap(nullptr, length_ + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    refuse_size(bytes, errno);
+  }
+  address_ = static_cast<std::byte*>(mapped);
+  if (!huge) {
+    return;
+  }
+  // The ends that alignment leaves over go back at once.
+  const auto start = reinterpret_cast<std::uintptr_t>(mapped);
+  const std::uint64_t before = (kHugePageBytes - start % kHugePageBytes) % kHugePageBytes;
+  address_ += before;
+  if (before > 0) {
+    ::munmap(mapped, before);
+  }
+  if (slack > before) {
+    ::munmap(address_ + length_, slack - before);
+  }
+  // Advice only: a system without huge pages refuses it, and the region works all the same.
+  ::madvise(address_, length_, MADV_HUGEPAGE);
+}
+
+Pages::~Pages() {
+  if (address_ != nullptr) {
+    ::munmap(address_, length_);
+  }
+}
+
+std::byte* RegionTable::create(int owner, std::uint64_t key, std::uint64_t bytes) {
+  Pages pages(bytes);
+  const std::lock_guard lock(mutex_);
+  const auto [place, fresh] = regions_.try_emplace({owner, key}, std::move(pages));
+  if (!fresh) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("create_region: rank {} already has a region of key {}; allowed: a key "
+                            "that is not in use; fix: retire that region first, or use another key",
+                            owner, key));
+  }
+  return place->second.data();
+}
+
+std::byte* RegionTable::map(int asker, int owner, std::uint64_t key) {
+  if (owner < 0 || owner >= topology_.num_ranks()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("map_region: owner {} asked for by rank {} (key {}) is no rank; "
+                            "allowed: 0..{}; fix: pass a rank of this node",
+                            owner, asker, key, topology_.num_ranks() - 1));
+  }
+  if (!topology_.same_node(asker, owner)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("map_region: rank {} on node {} shares no memory with rank {} on node "
+                            "{} (key {}); allowed: owners on the same node; fix: send a message",
+                            asker, topology_.node_of(asker), owner, topology_.node_of(owner), key));
+  }
+  const std::lock_guard lock(mutex_);
+  const auto found = regions_.find({owner, key});
+  return found == regions_.end() ? nullptr : found->second.data();
+}
+
+void RegionTable::retire(int owner, std::uint64_t key) {
+  const std::lock_guard lock(mutex_);
+  if (regions_.erase({owner, key}) == 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("retire_region: rank {} has no region of key {}; allowed: keys it "
+                            "created and has not retired; fix: retire each region once",
+                            owner, key));
+  }
+}
+
+}  // namespace ferry::detail

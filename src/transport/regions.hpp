@@ -1,0 +1,50 @@
+#pragma once
+// Node memory of ranks that live in one process: page-aligned, zero-filled regions found by
+// (owner, key). All of them live until the table goes, unless their owner retires one earlier: a
+// rank may leave while another still reads its memory. Safe to call from any thread.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "ferry/topology.hpp"
+
+namespace ferry::detail {
+
+/// Anonymous pages that go with the object.
+class Pages {
+ public:
+  /// Errors: resource_exhausted, with the size.
+  explicit Pages(std::uint64_t bytes);
+  Pages(Pages&& other) noexcept
+      : address_(std::exchange(other.address_, nullptr)), length_(other.length_) {}
+  Pages& operator=(Pages&&) = delete;
+  ~Pages();
+
+  std::byte* data() const { return address_; }
+
+ private:
+  std::byte* address_ = nullptr;
+  std::size_t length_ = 0;
+};
+
+class RegionTable {
+ public:
+  explicit RegionTable(Topology topology) : topology_(std::move(topology)) {}
+
+  /// Errors: invalid_argument when the owner has a region of that key, resource_exhausted.
+  std::byte* create(int owner, std::uint64_t key, std::uint64_t bytes);
+  /// Null while the owner has not created it. Errors: invalid_argument on another node.
+  std::byte* map(int asker, int owner, std::uint64_t key);
+  /// Errors: invalid_argument when there is no such region.
+  void retire(int owner, std::uint64_t key);
+
+ private:
+  Topology topology_;
+  std::mutex mutex_;
+  std::map<std::pair<int, std::uint64_t>, Pages> regions_;
+};
+
+}  // namespace ferry::detail

@@ -1,0 +1,221 @@
+// Messages and rest of a rank that is a thread; see threads_transport.hpp.
+
+#include "transport/threads_transport.hpp"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ferry/error.hpp"
+
+namespace ferry::detail {
+
+namespace {
+
+/// Metadata and control up to this size are copied by the sender.
+constexpr std::uint64_t kCopiedBytes = 16 * 1024;
+
+// The ladder of rest(). Measured with rings and barriers of 2, 4 and 8 ranks on two busy cores: to
+// sleep after a few yields beat yielding on (barrier of 8: 60-75 us against 260-720 us) and beat
+// sleeping at once (87-110 us). Spinning pays only where every rank has a core of its own.
+constexpr int kSpinRounds = 20;
+constexpr int kArmRound = 4;                // counted after the spins
+constexpr int kSleepRound = kArmRound + 4;  // polls after arming, to learn what is looked for
+constexpr int kPausesPerSpin = 8;
+constexpr double kFirstSleep_s = 200e-6;
+constexpr double kLongestSleep_s = 2e-3;
+constexpr double kShortestSleep_s = 20e-6;  // a nearer delivery is met by yielding
+
+/// What a failed rank is quoted with.
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& failed) {
+    return failed.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace
+
+ThreadsWorld::ThreadsWorld(const Topology& shape, double link_bits_per_s)
+    : topology(shape),
+      regions(shape),
+      mailboxes(shape.num_ranks()),
+      spin_rounds(shape.num_ranks() <= static_cast<int>(std::thread::hardware_concurrency())
+                      ? kSpinRounds
+                      : 0) {
+  if (link_bits_per_s > 0) {
+    links = std::make_unique<LinkModel>(shape, link_bits_per_s);
+  }
+  for (int node = 0; node < shape.num_nodes(); ++node) {
+    bells.push_back(std::make_unique<Doorbell>(static_cast<int>(shape.ranks_of(node).size())));
+  }
+}
+
+void ThreadsWorld::abort(const std::string& text) {
+  if (!ended.set(text)) {
+    return;
+  }
+  for (const auto& bell : bells) {
+    bell->ring_all(Doorbell::kAll);
+  }
+}
+
+void ThreadsWorld::fail(int rank, const std::exception_ptr& error) {
+  {
+    const std::lock_guard lock(failure_mutex);
+    if (!failure) {
+      failure = error;
+    }
+  }
+  abort(fmt::format("rank {} failed: {}", rank, text_of(error)));
+}
+
+std::uint64_t ThreadsTransport::start_send(int target, MessageKind kind,
+                                           std::span<const std::byte> bytes) {
+  auto message = std::make_shared<Message>();
+  message->source = rank();
+  message->kind = kind;
+  message->bytes = bytes;
+  const bool copied = kind != MessageKind::payload && bytes.size() <= kCopiedBytes;
+  if (copied) {
+    message->keep_copy();
+  }
+  if (world_.links) {
+    const LinkTimes times =
+        world_.links->transmit({rank(), target, kind, bytes.size()}, base::now_s());
+    message->sent_at = times.left_s;
+    message->visible_at = times.here_s;
+  }
+  std::uint64_t ticket = 0;  // 0: the memory is the caller's already
+  if (!copied || world_.links) {
+    ticket = next_ticket_++;
+    sends_.emplace(ticket, message);
+  }
+  Mailbox& mailbox = world_.mailboxes[target];
+  {
+    const std::lock_guard lock(mailbox.mutex);
+    mailbox.arrived.push_back(std::move(message));
+    mailbox.num_arrived.fetch_add(1);
+  }
+  world_.ring(target);
+  return ticket;
+}
+
+bool ThreadsTransport::sent(std::uint64_t ticket) {
+  if (ticket == 0) {
+    return true;
+  }
+  const auto found = sends_.find(ticket);
+  if (found == sends_.end()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("sent: rank {} has no send with ticket {}; allowed: tickets of send() "
+                            "that were not reported as sent; fix: ask no more after true",
+                            rank(), ticket));
+  }
+  const Message& message = *found->second;
+  const MessageState state = message.state.load(std::memory_order_acquire);
+  const bool free =
+      !message.borrowed || state == MessageState::taken || state == MessageState::withdrawn;
+  if (!free || message.sent_at > time()) {
+    return false;
+  }
+  sends_.erase(found);
+  return true;
+}
+
+std::optional<Received> ThreadsTransport::poll_received() {
+  fetch();
+  if (inbox_.empty()) {
+    return std::nullopt;
+  }
+  std::optional<Received> received = inbox_.take(time());
+  if (received) {
+    world_.ring(received->source);  // it may wait for its memory
+  }
+  return received;
+}
+
+void ThreadsTransport::withdraw_sends() {
+  for (const auto& [ticket, message] : sends_) {
+    MessageState expected = MessageState::waiting;
+    if (message->borrowed &&
+        !message->state.compare_exchange_strong(expected, MessageState::withdrawn)) {
+      while (message->state.load(std::memory_order_acquire) == MessageState::copying) {
+        std::this_thread::yield();
+      }
+    }
+  }
+}
+
+void ThreadsTransport::fetch() {
+  Mailbox& mailbox = world_.mailboxes[rank()];
+  if (mailbox.num_arrived.load(std::memory_order_acquire) == num_fetched_) {
+    return;
+  }
+  {
+    const std::lock_guard lock(mailbox.mutex);
+    fetched_.swap(mailbox.arrived);
+  }
+  num_fetched_ += fetched_.size();
+  for (MessagePtr& message : fetched_) {
+    inbox_.arrive(std::move(message));
+  }
+  fetched_.clear();
+}
+
+void ThreadsTransport::disarm() {
+  if (armed_) {
+    bell_.disarm(place_);
+    armed_ = false;
+  }
+}
+
+/// How long to sleep after so many sleeps, never past what the links deliver next.
+double ThreadsTransport::sleep_s(int sleeps) const {
+  double seconds = std::min(kFirstSleep_s * (1 + sleeps / 4.0), kLongestSleep_s);
+  if (!paced()) {
+    return seconds;
+  }
+  const double now = base::now_s();
+  if (const double visible_at = inbox_.next_visible_at(); visible_at > 0) {
+    seconds = std::min(seconds, visible_at - now);
+  }
+  for (const auto& [ticket, message] : sends_) {
+    if (message->sent_at > now) {
+      seconds = std::min(seconds, message->sent_at - now);
+    }
+  }
+  return seconds;
+}
+
+void ThreadsTransport::rest(int round) {
+  if (round == 0) {
+    disarm();  // it found something to do since it armed
+  }
+  if (round < world_.spin_rounds) {
+    for (int i = 0; i < kPausesPerSpin; ++i) {
+      spin_pause();
+    }
+    return;
+  }
+  const int waited = round - world_.spin_rounds;
+  if (waited >= kArmRound && !armed_) {
+    bell_.arm(place_);
+    armed_ = true;
+    looked_for_ = 0;
+  }
+  const double seconds = waited < kSleepRound ? 0 : sleep_s(waited - kSleepRound);
+  if (seconds < kShortestSleep_s) {
+    std::this_thread::yield();
+    return;
+  }
+  bell_.sleep(place_, looked_for_ | Doorbell::kMessageBit, seconds);
+  bell_.arm(place_);  // the next poll comes before the next sleep
+}
+
+}  // namespace ferry::detail

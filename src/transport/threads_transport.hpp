@@ -1,0 +1,159 @@
+#pragma once
+// One rank of threads::run, and what its ranks share. A message is a pointer to the sender's memory
+// in the receiver's mailbox; the receiver copies it once, straight into the buffer it posted,
+// outside every lock. Small metadata and control messages are copied by their sender instead, so
+// that it is done with them at once.
+// With a link rate the messages are booked on a model of the links (link_model.hpp): visible when
+// such a link would have delivered them, `sent` no earlier than it would have transmitted them.
+// Ranks that wait spin, then yield, then sleep until something they look for rings (doorbell.hpp).
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "ferry/transport.hpp"
+#include "transport/abort_text.hpp"
+#include "transport/doorbell.hpp"
+#include "transport/fence.hpp"
+#include "transport/inbox.hpp"
+#include "transport/link_model.hpp"
+#include "transport/regions.hpp"
+
+namespace ferry::detail {
+
+/// Messages that arrived for one rank since it last looked.
+struct Mailbox {
+  std::mutex mutex;
+  std::vector<MessagePtr> arrived;
+  alignas(64) std::atomic<std::uint64_t> num_arrived{0};
+};
+
+/// Shared by all ranks; owns node memory and messages until run() ends, because a rank may leave
+/// while another still reads from it.
+struct ThreadsWorld {
+  /// `link_bits_per_s` 0 = as fast as memory.
+  ThreadsWorld(const Topology& shape, double link_bits_per_s);
+
+  void abort(const std::string& text);
+  /// Takes the failure of `rank`; the first one is what run() throws.
+  void fail(int rank, const std::exception_ptr& error);
+  /// Wakes a rank for a message, or for memory of a send that is its own again.
+  void ring(int rank) {
+    bells[topology.node_of(rank)]->ring(topology.local_index(rank), Doorbell::kMessageBit);
+  }
+
+  Topology topology;
+  RegionTable regions;
+  std::vector<Mailbox> mailboxes;                // by rank
+  std::vector<std::unique_ptr<Doorbell>> bells;  // by node
+  std::unique_ptr<LinkModel> links;              // null = as fast as memory
+  int spin_rounds;                               // 0 when ranks have to share cores
+  AbortText ended;
+  std::mutex failure_mutex;
+  std::exception_ptr failure;
+};
+
+class ThreadsTransport final : public Transport {
+ public:
+  ThreadsTransport(ThreadsWorld& world, int rank)
+      : Transport(rank, world.topology),
+        world_(world),
+        bell_(*world.bells[node()]),
+        place_(world.topology.local_index(rank)),
+        inbox_(world.topology) {}
+
+  ~ThreadsTransport() override {
+    if (world_.ended.is_set()) {
+      withdraw_sends();  // the attachment must not free memory that a peer still copies
+    }
+    attachment.reset();  // it may still call this object
+    withdraw_sends();
+  }
+
+  std::string_view name() const override { return "threads"; }
+  bool paced() const override { return world_.links != nullptr; }
+
+  std::byte* create_region(std::uint64_t key, std::uint64_t bytes) override {
+    std::byte* const memory = world_.regions.create(rank(), key, bytes);
+    bell_.ring_all(Doorbell::kAll);
+    return memory;
+  }
+  std::byte* map_region(int owner, std::uint64_t key) override {
+    return world_.regions.map(rank(), owner, key);
+  }
+  void retire_region(std::uint64_t key) override { world_.regions.retire(rank(), key); }
+
+  void raise_flag(std::atomic<std::uint64_t>& flag, std::uint64_t value) override {
+    store_fence();
+    flag.exchange(value);  // sequentially consistent: the bell is looked at after it
+    bell_.ring_all(Doorbell::bit_of(&flag));
+  }
+  bool reached(const std::atomic<std::uint64_t>& flag, std::uint64_t value) override {
+    if (flag.load(std::memory_order_acquire) >= value) {
+      return true;
+    }
+    looked_for_ |= Doorbell::bit_of(&flag);
+    return false;
+  }
+
+  bool sent(std::uint64_t ticket) override;
+  void post_receive(int source, std::span<std::byte> buffer) override {
+    inbox_.post(source, buffer);
+  }
+  std::vector<std::span<std::byte>> withdraw_receives(int source) override {
+    return inbox_.withdraw(source);
+  }
+  std::optional<Received> poll_received() override;
+  std::optional<Incoming> probe() override {
+    fetch();
+    return inbox_.empty() ? std::nullopt : inbox_.probe(time());
+  }
+  void accept(const Incoming& incoming, std::span<std::byte> buffer) override {
+    inbox_.accept(incoming, buffer);
+  }
+
+  WaitOutcome wait_until(Waiter& waiter) override {
+    const struct Disarm {
+      ThreadsTransport& transport;
+      ~Disarm() { transport.disarm(); }
+    } disarm_at_end{*this};
+    return Transport::wait_until(waiter);
+  }
+
+  void abort(const std::string& text) override { world_.abort(text); }
+  std::optional<std::string> aborted() const override { return world_.ended.get(); }
+
+  /// Takes back what no receiver has copied. Ensures: nobody reads memory of this rank's sends.
+  void withdraw_sends();
+
+ protected:
+  std::uint64_t start_send(int target, MessageKind kind, std::span<const std::byte> bytes) override;
+  void rest(int round) override;
+
+ private:
+  /// What messages are compared with; without links all of them are due.
+  double time() const { return paced() ? base::now_s() : 0; }
+  void fetch();
+  void disarm();
+  double sleep_s(int sleeps) const;
+
+  ThreadsWorld& world_;
+  Doorbell& bell_;
+  int place_;
+  Inbox inbox_;
+  std::uint64_t num_fetched_ = 0;
+  std::vector<MessagePtr> fetched_;
+  std::uint64_t next_ticket_ = 1;
+  std::unordered_map<std::uint64_t, MessagePtr> sends_;  // by ticket, not yet reported as sent
+  bool armed_ = false;
+  std::uint64_t looked_for_ = 0;  // flags that were not reached, as bits of the bell
+};
+
+}  // namespace ferry::detail

@@ -1,0 +1,257 @@
+#include "conformance/scenario.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "support/rows.hpp"
+#include "support/verify.hpp"
+
+namespace ferry::conformance {
+
+using support::require;
+
+std::vector<NamedTopology> all_topologies() {
+  return {{"1x1", {1}},          {"1x8", {8}}, {"2x4", {4, 4}}, {"4x2", {2, 2, 2, 2}},
+          {"8x1", std::vector<int>(8, 1)}, {"3+5", {3, 5}}, {"1+2+4", {1, 2, 4}}};
+}
+
+NamedTopology topology_named(const std::string& name) {
+  for (const NamedTopology& topology : all_topologies()) {
+    if (topology.name == name) return topology;
+  }
+  throw std::logic_error("no topology is called " + name);
+}
+
+Layer::Layer(Group group, std::vector<RoutingData> routing)
+    : group_(std::move(group)), routing_(std::move(routing)) {}
+
+Reference Layer::reference(std::uint64_t seed) const {
+  support::Model model = support::hashed_model(seed, group_.dtype);
+  if (!special_rows.empty()) {
+    model.token = [hashed = model.token, special = special_rows](
+                      int rank, std::int64_t token, std::span<float> values) {
+      hashed(rank, token, values);
+      for (const SpecialRow& row : special) {
+        if (row.rank != rank || row.token != token) continue;
+        std::fill(values.begin(), values.end(), row.value);
+      }
+    };
+  }
+  return {group_, std::move(model), support::views(routing_)};
+}
+
+ExchangeOptions options_of(const Group& group) {
+  ExchangeOptions options;
+  options.strategy = group.strategy;
+  options.wire_dispatch = group.wire_dispatch;
+  options.wire_combine = group.wire_combine;
+  options.fragment_bytes = 400;
+  options.range_tokens = 4;
+  return options;
+}
+
+Exchange make_exchange(RankContext& context, const Group& group) {
+  return Exchange(context.transport(), group.placement, {group.hidden, group.dtype},
+                  options_of(group));
+}
+
+namespace {
+constexpr std::int64_t kGuardBytes = 64;
+constexpr std::byte kPoison{0xFF};
+}  // namespace
+
+GuardedMatrix::GuardedMatrix(std::int64_t rows, std::int64_t columns, DType dtype)
+    : rows_(rows), columns_(columns), dtype_(dtype) {
+  bytes_.resize(static_cast<std::size_t>(rows * matrix().stride_bytes()), kPoison);
+}
+
+Matrix GuardedMatrix::matrix() {
+  const auto row_bytes = columns_ * static_cast<std::int64_t>(element_bytes(dtype_));
+  return {bytes_.empty() ? nullptr : bytes_.data(), dtype_, rows_, columns_,
+          row_bytes + kGuardBytes};
+}
+
+void GuardedMatrix::poison() { std::fill(bytes_.begin(), bytes_.end(), kPoison); }
+
+void GuardedMatrix::require_guards() const {
+  const auto row_bytes = columns_ * static_cast<std::int64_t>(element_bytes(dtype_));
+  for (std::int64_t row = 0; row < rows_; ++row) {
+    const std::byte* guard = bytes_.data() + row * (row_bytes + kGuardBytes) + row_bytes;
+    require(std::all_of(guard, guard + kGuardBytes, [](std::byte b) { return b == kPoison; }),
+            fmt::format("bytes after row {} were written", row));
+  }
+}
+
+std::uint64_t GuardedMatrix::hash() {
+  std::uint64_t hash = 0xCBF29CE484222325ULL;  // FNV-1a
+  for (const std::byte byte : bytes_) {
+    hash = (hash ^ std::to_integer<std::uint64_t>(byte)) * 0x100000001B3ULL;
+  }
+  return hash;
+}
+
+RankLayer::RankLayer(const RankContext& context, const Layer& layer, std::uint64_t seed)
+    : layer_(layer),
+      rank_(context.rank()),
+      x_(layer.routing(rank_).num_tokens, layer.group().hidden, layer.group().dtype),
+      out_(layer.routing(rank_).num_tokens, layer.group().hidden, layer.group().dtype) {
+  use_seed(seed);
+}
+
+void RankLayer::use_seed(std::uint64_t seed) {
+  seed_ = seed;
+  support::fill_rows(seed, rank_, x_.matrix());
+  for (const SpecialRow& row : layer_.special_rows) {
+    if (row.rank == rank_) support::fill_row_with(row.value, x_.matrix(), row.token);
+  }
+  out_.poison();
+}
+
+void RankLayer::check_plan(const Plan& plan) const {
+  require(support::check_plan(layer_.reference(seed_), rank_, plan));
+}
+
+void RankLayer::check_rows(const WindowRows& rows) const {
+  require(support::check_rows(layer_.reference(seed_), rank_, rows.matrix()));
+}
+
+void RankLayer::check_out() {
+  require(support::check_out(layer_.reference(seed_), rank_, out_.matrix()));
+  out_.require_guards();
+}
+
+namespace {
+
+void require_equal(std::uint64_t counted, std::uint64_t planned, const char* what) {
+  require(counted == planned, fmt::format("{}: {} counted, {} planned", what, counted, planned));
+}
+
+constexpr unsigned char kStale = 0xFF;
+
+}  // namespace
+
+Task use_plan(RankContext& context, Exchange& exchange, const Plan& plan, RankLayer& memory,
+              OutputPlace place) {
+  context.at("dispatch");
+  ExpertRows rows = co_await exchange.start_dispatch(plan, memory.x());
+  memory.check_rows(rows);
+  poison_free_slots(context.transport(), kStale);
+  std::optional<OutputRows> output;
+  GuardedMatrix plain(place == OutputPlace::plain ? plan.num_rows() : 0, rows.matrix().columns,
+                      rows.matrix().dtype);
+  Matrix y = rows.matrix();
+  switch (place) {
+    case OutputPlace::window: y = output.emplace(exchange.output(plan)).matrix(); break;
+    case OutputPlace::dispatched_rows: break;
+    case OutputPlace::plain: y = plain.matrix(); break;
+  }
+  support::run_experts(plan, rows.matrix(), y);
+  context.at("combine");
+  co_await exchange.start_combine(plan, y, memory.out());
+  memory.check_out();
+}
+
+Task run_layer(RankContext& context, Exchange& exchange, const Layer& layer, LayerRun run) {
+  Transport& transport = context.transport();
+  RankLayer memory(context, layer, run.seed);
+  const TrafficCounters before = transport.counters();
+  const std::uint64_t rounds = exchange.metadata_rounds();
+  context.at("plan");
+  const Plan plan = co_await exchange.start_plan(memory.routing());
+  memory.check_plan(plan);
+  require_equal(exchange.metadata_rounds() - rounds, 1, "metadata rounds of a plan");
+  for (int use = 0; use < run.uses; ++use) {
+    poison_free_slots(transport, kStale);
+    const auto number = static_cast<std::uint64_t>(use);
+    memory.use_seed(run.new_seed_per_use ? run.seed + number : run.seed);
+    co_await use_plan(context, exchange, plan, memory, run.y);
+  }
+  if (run.check_bytes) {
+    const TrafficCounters after = transport.counters();
+    const PlanSummary& planned = plan.summary();
+    const auto uses = static_cast<std::uint64_t>(run.uses);
+    require_equal(after.metadata_bytes - before.metadata_bytes, planned.metadata_bytes,
+                  "metadata bytes");
+    require_equal(after.payload_bytes - before.payload_bytes,
+                  uses * (planned.inter_node_bytes_dispatch + planned.inter_node_bytes_combine),
+                  "payload bytes");
+    require_equal(exchange.metadata_rounds() - rounds, 1, "metadata rounds with replays");
+  }
+  if (run.out_hash != nullptr) *run.out_hash = memory.out_memory().hash();
+}
+
+std::string to_string(const Point& point) {
+  return fmt::format("{}_{}_{}_{}", support::to_string(point.transport),
+                     to_string(point.strategy), to_string(point.dtype), point.topology.name);
+}
+
+std::ostream& operator<<(std::ostream& out, const Point& point) { return out << to_string(point); }
+
+std::string name_of(const ::testing::TestParamInfo<Point>& info) {
+  std::string name = to_string(info.param);
+  std::replace(name.begin(), name.end(), '+', 'p');
+  return name;
+}
+
+std::vector<Point> all_points() {
+  std::vector<Point> points;
+  for (const TransportKind transport : {TransportKind::threads, TransportKind::stepped}) {
+    for (const Strategy strategy : {Strategy::flat, Strategy::rank_dedup, Strategy::node_gather,
+                                    Strategy::node_dedup}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        for (const NamedTopology& topology : all_topologies()) {
+          points.push_back({transport, strategy, dtype, topology});
+        }
+      }
+    }
+  }
+  return points;
+}
+
+std::vector<Point> few_points(const std::vector<std::string>& topologies) {
+  std::vector<Point> points = all_points();
+  std::erase_if(points, [&](const Point& point) {
+    return point.dtype != DType::bf16 ||
+           std::find(topologies.begin(), topologies.end(), point.topology.name) ==
+               topologies.end();
+  });
+  return points;
+}
+
+int Conformance::num_ranks() const { return GetParam().topology.topology().num_ranks(); }
+
+Group Conformance::group(int num_experts, std::int64_t hidden) const {
+  const Point& point = GetParam();
+  return {point.topology.topology(), Placement::contiguous(num_experts, num_ranks()), hidden,
+          point.dtype, point.strategy, point.dtype, point.dtype};
+}
+
+std::vector<std::int64_t> Conformance::ragged(std::int64_t base) const {
+  std::vector<std::int64_t> tokens;
+  for (int rank = 0; rank < num_ranks(); ++rank) tokens.push_back(base + (rank * 7) % 5 - 2);
+  return tokens;
+}
+
+ProgramOptions Conformance::program() const {
+  ProgramOptions options;
+  options.transport = GetParam().transport;
+  options.topology = GetParam().topology.topology();
+  options.max_hold_steps = 500;
+  return options;
+}
+
+void Conformance::run(const support::Body& body) const {
+  const ProgramResult result = support::run_program(program(), body);
+  EXPECT_TRUE(result.ok()) << result.describe();
+}
+
+void Conformance::run(const Layer& layer, const LayerRun& how) const {
+  run([&](RankContext& context) -> Task {
+    Exchange exchange = make_exchange(context, layer.group());
+    co_await run_layer(context, exchange, layer, how);
+  });
+}
+
+}  // namespace ferry::conformance

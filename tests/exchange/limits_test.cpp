@@ -1,0 +1,143 @@
+// The window pool, its limit and its errors; handles and their slots; one thread at a time.
+
+#include <chrono>
+#include <functional>
+#include <future>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ferry/ferry.hpp"
+
+namespace ferry {
+namespace {
+
+constexpr int kTokens = 64;
+constexpr int kHidden = 256;
+
+/// One rank with one expert: every token comes back as it is.
+class OneRank {
+ public:
+  explicit OneRank(Transport& transport)
+      : exchange_(transport, Placement::contiguous(1, 1), {.hidden = kHidden, .dtype = DType::f32}),
+        ids_(kTokens, 0),
+        x_(kTokens * kHidden, 1.5F) {}
+
+  Exchange& exchange() { return exchange_; }
+  Plan plan() {
+    return exchange_.plan(Routing::of(kTokens, 1, std::span<const std::int32_t>(ids_)));
+  }
+  Matrix x() { return {x_.data(), DType::f32, kTokens, kHidden, 0}; }
+
+ private:
+  Exchange exchange_;
+  std::vector<std::int32_t> ids_;
+  std::vector<float> x_;
+};
+
+ErrorCode code_of(const std::function<void()>& call, std::string* text = nullptr) {
+  try {
+    call();
+  } catch (const Error& error) {
+    if (text != nullptr) *text = error.what();
+    return error.code();
+  }
+  ADD_FAILURE() << "no error";
+  return ErrorCode::unsupported;
+}
+
+TEST(Limits, PoolGrowsUpToItsLimitAndNamesTheHolders) {
+  threads::run({}, [](Transport& transport) {
+    OneRank rank(transport);
+    const Plan plan = rank.plan();
+    set_limits(transport, {.pool_limit_bytes = pool_bytes(transport) +
+                                               2 * plan.summary().window_bytes});
+    std::vector<OutputRows> held;
+    held.push_back(rank.exchange().output(plan));
+    held.push_back(rank.exchange().output(plan));
+    std::string text;
+    EXPECT_EQ(code_of([&] { held.push_back(rank.exchange().output(plan)); }, &text),
+              ErrorCode::limit_exceeded);
+    EXPECT_NE(text.find("output of plan 0"), std::string::npos) << text;
+    EXPECT_NE(text.find("pool_limit_bytes"), std::string::npos) << text;
+    held.pop_back();
+    EXPECT_NO_THROW(held.push_back(rank.exchange().output(plan)));
+  });
+}
+
+TEST(Limits, WindowBytesAreExactAndSlotsAreUsedAgain) {
+  threads::run({}, [](Transport& transport) {
+    OneRank rank(transport);
+    const Plan plan = rank.plan();
+    EXPECT_EQ(plan.summary().window_bytes, static_cast<std::uint64_t>(kTokens) * kHidden * 4);
+    rank.exchange().dispatch(plan, rank.x());
+    const std::uint64_t reserved = pool_bytes(transport);
+    for (int i = 0; i < 100; ++i) rank.exchange().dispatch(plan, rank.x());
+    EXPECT_EQ(pool_bytes(transport), reserved);
+  });
+}
+
+TEST(Limits, RowsThatSomebodyHoldsAreNotWrittenAgain) {
+  threads::run({}, [](Transport& transport) {
+    OneRank rank(transport);
+    const Plan plan = rank.plan();
+    Matrix x = rank.x();
+    const ExpertRows first = rank.exchange().dispatch(plan, x);
+    static_cast<float*>(x.data)[0] = 7.0F;
+    const ExpertRows second = rank.exchange().dispatch(plan, x);
+    EXPECT_EQ(*reinterpret_cast<const float*>(first.matrix().row(0)), 1.5F);
+    EXPECT_EQ(*reinterpret_cast<const float*>(second.matrix().row(0)), 7.0F);
+  });
+}
+
+TEST(Limits, ASecondThreadIsRefused) {
+  threads::run({.nodes = 1, .ranks_per_node = 2}, [](Transport& transport) {
+    if (transport.rank() == 1) {
+      // Rank 0 is inside its barrier until this rank comes.
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      barrier(transport);
+      return;
+    }
+    auto other = std::async(std::launch::async, [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::string text;
+      EXPECT_EQ(code_of([&] { barrier(transport); }, &text), ErrorCode::wrong_thread);
+      EXPECT_NE(text.find("one thread"), std::string::npos) << text;
+    });
+    barrier(transport);
+    other.get();
+  });
+}
+
+TEST(Limits, OptionsOutOfRangeAreRefusedWithTheAllowedRange) {
+  threads::run({}, [](Transport& transport) {
+    const auto make = [&](RowShape shape, ExchangeOptions options) {
+      std::string text;
+      EXPECT_EQ(code_of([&] { Exchange(transport, Placement::contiguous(1, 1), shape, options); },
+                        &text),
+                ErrorCode::invalid_argument);
+      EXPECT_NE(text.find("allowed"), std::string::npos) << text;
+    };
+    make({.hidden = 0}, {});
+    make({.hidden = 8}, {.fragment_bytes = -1});
+    make({.hidden = 8}, {.range_tokens = -1});
+    make({.hidden = 8}, {.ranges_in_flight = 0});
+  });
+}
+
+TEST(Limits, AllGatherBringsEveryRanksBytes) {
+  threads::run({.nodes = 2, .ranks_per_node = 2}, [](Transport& transport) {
+    const std::vector<std::byte> mine(static_cast<std::size_t>(transport.rank()) * 1000,
+                                      static_cast<std::byte>(transport.rank()));
+    const auto all = all_gather(transport, mine);
+    ASSERT_EQ(all.size(), 4U);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      ASSERT_EQ(all[rank].size(), rank * 1000);
+      for (const std::byte value : all[rank]) ASSERT_EQ(value, static_cast<std::byte>(rank));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ferry

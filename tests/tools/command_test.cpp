@@ -1,0 +1,218 @@
+// Runs the ferry binary: what it prints, where it prints it, and its exit codes.
+
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tools/trace_files.hpp"
+
+namespace ferry::bench {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Outcome ferry(const std::string& arguments) {
+  const TemporaryDirectory directory;
+  const std::filesystem::path out = directory.path() / "out";
+  const std::filesystem::path err = directory.path() / "err";
+  const std::string line = "'" FERRY_COMMAND "' " + arguments + " >'" + out.string() + "' 2>'" +
+                           err.string() + "' </dev/null";
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, content_of(out), content_of(err)};
+}
+
+/// A run that takes a moment: 2 x 2 ranks, few short rows.
+const std::string kSmall =
+    "bench --nodes 2 --ranks-per-node 2 --tokens 20 --hidden 96 --experts 8 --topk 3 --repeat 2 ";
+
+std::vector<Json> json_lines(const std::string& text) {
+  std::vector<Json> objects;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) objects.push_back(Json::parse(line));
+  return objects;
+}
+
+TEST(Command, HelpAndVersionGoToStandardOutput) {
+  const Outcome version = ferry("--version");
+  EXPECT_EQ(version.code, 0);
+  EXPECT_EQ(version.out.rfind("ferry 0.", 0), 0U) << version.out;
+  const Outcome help = ferry("--help");
+  EXPECT_EQ(help.code, 0);
+  EXPECT_NE(help.out.find("bench"), std::string::npos);
+  const Outcome bench_help = ferry("bench --help");
+  EXPECT_EQ(bench_help.code, 0);
+  for (const char* flag :
+       {"--trace", "--layer", "--routing", "--nodes", "--ranks-per-node", "--tokens", "--hidden",
+        "--topk", "--experts", "--dtype", "--wire", "--strategy", "--link-rate", "--repeat",
+        "--seed", "--json", "--fragment-bytes", "--range-tokens", "Examples:", "Exit codes:"}) {
+    EXPECT_NE(bench_help.out.find(flag), std::string::npos) << flag;
+  }
+}
+
+TEST(Command, JsonHasOneVerifiedObjectPerStrategy) {
+  const Outcome outcome = ferry(kSmall + "--json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::vector<Json> objects = json_lines(outcome.out);
+  std::set<std::string> strategies;
+  for (const Json& object : objects) {
+    strategies.insert(object.at("strategy").get<std::string>());
+    EXPECT_EQ(object.at("schema"), "ferry.bench/1");
+    EXPECT_EQ(object.at("verified"), true);
+    EXPECT_EQ(object.at("paced"), false);
+    EXPECT_EQ(object.at("transport"), "threads");
+    EXPECT_EQ(object.at("num_nodes"), 2);
+    EXPECT_EQ(object.at("num_ranks"), 4);
+    EXPECT_EQ(object.at("num_tokens"), 80);
+    EXPECT_EQ(object.at("num_topk"), 3);
+    EXPECT_EQ(object.at("num_experts"), 8);
+    EXPECT_EQ(object.at("hidden"), 96);
+    EXPECT_EQ(object.at("wire_dispatch"), "bf16");
+    EXPECT_EQ(object.at("metadata_rounds"), 1);
+    EXPECT_EQ(object.at("logical_bytes_dispatch"), 80 * 3 * 96 * 2);
+    EXPECT_GT(object.at("fragment_bytes"), 0);
+    EXPECT_GT(object.at("range_tokens"), 0);
+    EXPECT_FALSE(object.contains("link_utilisation"));
+    for (const char* part : {"plan_us", "dispatch_us", "combine_us"}) {
+      const Json& spread = object.at(part);
+      EXPECT_LE(spread.at("p10"), spread.at("median"));
+      EXPECT_LE(spread.at("median"), spread.at("p90"));
+      EXPECT_GT(spread.at("p10"), 0);
+    }
+  }
+  EXPECT_EQ(strategies, (std::set<std::string>{"flat", "rank_dedup", "node_gather", "node_dedup"}));
+}
+
+TEST(Command, CountedBytesAreRowsPlusHeaders) {
+  const Outcome outcome = ferry(kSmall + "--json --wire bf16,combine=f32 --link-rate 1gbit");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const Json& object : json_lines(outcome.out)) {
+    const auto number = [&](const char* name) { return object.at(name).get<std::int64_t>(); };
+    const std::string strategy = object.at("strategy");
+    EXPECT_GE(number("inter_node_bytes_dispatch"), number("inter_node_rows_dispatch") * 96 * 2);
+    EXPECT_GE(number("inter_node_bytes_combine"), number("inter_node_rows_combine") * 96 * 4);
+    EXPECT_EQ(2 * number("inter_node_bytes_bound"), number("inter_node_bytes_bound_combine"));
+    EXPECT_GE(number("inter_node_bytes_dispatch"), number("inter_node_bytes_bound")) << strategy;
+    if (strategy == "node_dedup") {
+      EXPECT_EQ(number("inter_node_rows_dispatch") * 96 * 2, number("inter_node_bytes_bound"));
+    }
+    if (strategy == "node_gather") EXPECT_EQ(number("inter_node_rows_dispatch"), 80);
+    EXPECT_GT(number("metadata_bytes"), 0);
+    EXPECT_EQ(object.at("paced"), true);
+    EXPECT_GT(object.at("link_utilisation"), 0.0);
+    EXPECT_LE(object.at("link_utilisation"), 1.05);
+  }
+}
+
+TEST(Command, TableNamesBestWhyAndNext) {
+  const Outcome outcome = ferry(kSmall + "--strategy flat,node_dedup --link-rate 100mbit");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* text : {"flat ", "node_dedup ", "bound ", "paced to 100 Mbit/s", "Why:  ",
+                           "Next: ", "vs flat", "rows/token", "2 nodes, 4 ranks"}) {
+    EXPECT_NE(outcome.out.find(text), std::string::npos) << text << "\n" << outcome.out;
+  }
+  EXPECT_EQ(outcome.out.find("rank_dedup"), std::string::npos);
+  EXPECT_EQ(outcome.err, "");  // no progress line: standard error is no terminal here
+}
+
+TEST(Command, RunsARaggedGroupWithEmptyRanks) {
+  const Outcome outcome = ferry(
+      "bench --nodes 2 --ranks-per-node 2 --tokens 0,7,33,0 --hidden 7 --experts 3 --topk 2 "
+      "--repeat 1 --dtype f32 --json --fragment-bytes 300 --range-tokens 5");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const Json& object : json_lines(outcome.out)) {
+    EXPECT_EQ(object.at("tokens_per_rank"), (Json{0, 7, 33, 0}));
+    EXPECT_EQ(object.at("fragment_bytes"), 300);
+    EXPECT_EQ(object.at("range_tokens"), 5);
+  }
+  EXPECT_EQ(ferry("bench --nodes 2 --ranks-per-node 1 --tokens 0 --repeat 1").code, 0);
+  EXPECT_EQ(ferry("bench --nodes 1 --ranks-per-node 1 --tokens 4 --hidden 1 --repeat 1").code, 0);
+}
+
+TEST(Command, ReadsATrace) {
+  const TemporaryDirectory directory;
+  write_small_trace(directory);
+  const std::string trace =
+      "bench --nodes 2 --ranks-per-node 1 --repeat 1 --trace '" + directory.path().string() + "' ";
+  const Outcome outcome = ferry(trace + "--layer 1 --tokens 2 --json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Json object = json_lines(outcome.out).front();
+  EXPECT_EQ(object.at("routing"), "trace");
+  EXPECT_EQ(object.at("trace"), directory.path().string());
+  EXPECT_EQ(object.at("num_experts"), 4);
+  EXPECT_EQ(object.at("hidden"), 16);
+  EXPECT_EQ(object.at("tokens_per_rank"), (Json{2, 2}));
+  EXPECT_NE(outcome.err.find("--tokens cuts the last sequence of 1 of 2 ranks"), std::string::npos)
+      << outcome.err;
+  EXPECT_NE(ferry(trace).out.find("trace of tiny: 6 tokens in 3 sequences"), std::string::npos);
+  EXPECT_EQ(ferry(trace + "--layer 2").code, 2);
+  EXPECT_EQ(ferry(trace + "--topk 2").code, 2);
+}
+
+TEST(Command, WrongUsageEndsWith2AndSaysWhatIsAllowed) {
+  for (const char* arguments :
+       {"", "fly", "bench --no-such-flag", "bench --nodes", "bench --nodes two",
+        "bench --strategy best", "bench --dtype f64", "bench --link-rate fast", "bench --topk 65",
+        "bench --topk 9 --experts 8", "bench --tokens 1,2", "bench --repeat 0",
+        "bench --wire f8", "bench --routing zipf:x", "bench --hidden 0"}) {
+    const Outcome outcome = ferry(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_EQ(outcome.out, "") << arguments;
+    EXPECT_EQ(outcome.err.rfind("ferry: ", 0), 0U) << outcome.err;
+  }
+}
+
+TEST(Command, VerificationNoticesEveryKindOfFaultAndEndsWith3) {
+  const struct {
+    const char* fault;
+    const char* text;
+  } cases[] = {{"row", "dispatched row"}, {"out", "combined row"}, {"bytes", "counted"}};
+  for (const auto& one : cases) {
+    const Outcome outcome =
+        ferry(kSmall + "--strategy node_dedup --json --inject-fault " + one.fault);
+    EXPECT_EQ(outcome.code, 3) << one.fault << outcome.err;
+    EXPECT_NE(outcome.err.find("verification failed: node_dedup, repeat 1"), std::string::npos)
+        << outcome.err;
+    EXPECT_NE(outcome.err.find(one.text), std::string::npos) << outcome.err;
+    const Json object = json_lines(outcome.out).at(0);
+    EXPECT_EQ(object.at("verified"), false);
+    EXPECT_FALSE(object.contains("dispatch_us"));
+  }
+}
+
+TEST(Command, AnUnreadableTraceOrTooLittleMemoryEndsWith4) {
+  const TemporaryDirectory directory;
+  const std::string trace = "bench --trace '" + directory.path().string() + "'";
+  EXPECT_EQ(ferry(trace).code, 4);
+  directory.write("meta.json", R"({"num_experts": 4})");
+  const Outcome no_array = ferry(trace);
+  EXPECT_EQ(no_array.code, 4);
+  EXPECT_NE(no_array.err.find("topk_idx.npy"), std::string::npos) << no_array.err;
+  const Outcome huge = ferry("bench --nodes 1 --ranks-per-node 1 --tokens 100000 --hidden 1048576 "
+                             "--topk 64 --experts 64");
+  EXPECT_EQ(huge.code, 4);
+  EXPECT_NE(huge.err.find("GB are free"), std::string::npos) << huge.err;
+}
+
+}  // namespace
+}  // namespace ferry::bench

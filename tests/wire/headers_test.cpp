@@ -1,0 +1,178 @@
+// Headers come back as they went, texts are cut between characters, and ranks that differ are told
+// in what.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "samples.hpp"
+
+namespace ferry::wire::test {
+namespace {
+
+constexpr std::uint64_t kSeed = 20240607;
+
+template <typename Header>
+void expect_round_trip(const Header& header) {
+  const ExactBytes bytes(encoded(header));
+  Header decoded;
+  const auto error = decode(bytes.span(), decoded);
+  ASSERT_FALSE(error) << *error;
+  EXPECT_EQ(decoded, header);
+}
+
+TEST(Headers, SamplesComeBack) {
+  expect_round_trip(sample_fragment());
+  expect_round_trip(sample_metadata());
+  expect_round_trip(sample_grant());
+  expect_round_trip(sample_poison());
+}
+
+TEST(Headers, DefaultsComeBack) {
+  expect_round_trip(FragmentHeader{});
+  expect_round_trip(MetadataHeader{});
+  expect_round_trip(GrantMessage{});
+  expect_round_trip(PoisonMessage{});
+}
+
+TEST(Headers, RandomValuesComeBack) {
+  SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
+  std::mt19937_64 rng(kSeed);
+  const auto u32 = [&] { return static_cast<std::uint32_t>(rng()); };
+  const auto kind = [&] { return static_cast<OpKind>(rng() % 6); };
+  const auto dtype = [&] { return static_cast<DType>(rng() % 3); };
+  for (int i = 0; i < 1000; ++i) {
+    const CallId call{u32(), u32(), rng(), u32(), kind()};
+    const Grant grant{u32(), u32(), u32(), u32(), kind()};
+    const bool has_crc = rng() % 2 == 0;
+    expect_round_trip(FragmentHeader{call, u32(), u32(), u32(), u32(), has_crc ? u32() : 0, has_crc,
+                                     grant});
+    const SharedOptions options{
+        rng(),   rng(),   rng(),   rng(), u32(), u32(), u32(), u32(),
+        static_cast<std::uint16_t>(rng()), dtype(), dtype(), dtype(),
+        static_cast<Strategy>(rng() % 4), rng() % 2 == 0};
+    expect_round_trip(MetadataHeader{call, u32(), rng(), options, rng(), u32()});
+    expect_round_trip(GrantMessage{u32(), grant});
+    expect_round_trip(PoisonMessage{call, u32(), static_cast<ErrorCode>(rng() % 11),
+                                    std::string(rng() % (kPoisonTextBytes + 1), 'x')});
+  }
+}
+
+TEST(Headers, PayloadCrcTravelsOnlyWithItsFlag) {
+  FragmentHeader header = sample_fragment();
+  header.has_crc = false;
+  FragmentHeader decoded;
+  ASSERT_FALSE(decode(encoded(header), decoded));
+  EXPECT_EQ(decoded.payload_crc, 0U);
+}
+
+TEST(Headers, EnumsEndWhereTheDecodersThink) {
+  EXPECT_EQ(to_string(OpKind::gather), "gather");
+  EXPECT_EQ(to_string(OpKind{6}), "unknown");
+  EXPECT_EQ(to_string(DType{3}), "unknown");
+  EXPECT_EQ(to_string(static_cast<ErrorCode>(11)), "unknown");
+}
+
+std::string text_after_trip(const std::string& text) {
+  PoisonMessage message = sample_poison();
+  message.text = text;
+  const auto bytes = encoded(message);
+  EXPECT_LE(bytes.size(), kControlLimitBytes);
+  PoisonMessage decoded;
+  const auto error = decode(bytes, decoded);
+  EXPECT_FALSE(error) << *error;
+  return decoded.text;
+}
+
+TEST(Headers, LongPoisonIsCutBetweenCharacters) {
+  const std::string full(kPoisonTextBytes, 'a');
+  EXPECT_EQ(text_after_trip(full), full);
+  EXPECT_EQ(text_after_trip(full + "b"), full);
+  // A character of 2, 3 or 4 bytes across the limit goes as a whole; one that ends there stays.
+  for (const std::string character : {"é", "€", "🚢"}) {
+    for (std::size_t inside = 0; inside <= character.size(); ++inside) {
+      const std::string before(kPoisonTextBytes - inside, 'a');
+      const std::string expected = inside == character.size() ? before + character : before;
+      EXPECT_EQ(text_after_trip(before + character + "zzzzz"),
+                inside == 0 ? before : expected) << character << inside;
+    }
+  }
+  // Not UTF-8: cut at the limit, nothing lost before it.
+  const std::string noise(kPoisonTextBytes + 9, '\x80');
+  EXPECT_EQ(text_after_trip(noise), noise.substr(0, kPoisonTextBytes));
+}
+
+TEST(Headers, MessageTypeLooksAtWholeMessages) {
+  auto fragment = encoded(sample_fragment());
+  EXPECT_EQ(message_type(fragment), MessageType::fragment);
+  fragment.resize(fragment.size() + 1000);  // payload
+  EXPECT_EQ(message_type(fragment), MessageType::fragment);
+  auto metadata = encoded(sample_metadata());
+  metadata.resize(metadata.size() + 3);
+  EXPECT_EQ(message_type(metadata), MessageType::metadata);
+  auto grant = encoded(sample_grant());
+  EXPECT_EQ(message_type(grant), MessageType::grant);
+  grant.push_back({});
+  EXPECT_FALSE(message_type(grant));
+  auto poison = encoded(sample_poison());
+  EXPECT_EQ(message_type(poison), MessageType::poison);
+  poison.resize(kControlLimitBytes);
+  EXPECT_FALSE(message_type(poison));
+  for (const auto& bytes : {encoded(sample_fragment()), encoded(sample_metadata()),
+                            encoded(sample_grant()), encode(PoisonMessage{})}) {
+    EXPECT_TRUE(message_type(bytes));
+    for (std::size_t size = 0; size < bytes.size(); ++size) {
+      EXPECT_FALSE(message_type(ExactBytes(Bytes(bytes).first(size)).span()));
+    }
+    for (std::size_t bit = 0; bit < 64; ++bit) {  // magic, version, type
+      auto flipped = bytes;
+      flipped[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
+      EXPECT_NE(message_type(flipped), message_type(bytes)) << bit;
+    }
+  }
+}
+
+TEST(Headers, DifferenceNamesOptionValuesAndRanks) {
+  const SharedOptions base = sample_metadata().options;
+  EXPECT_FALSE(find_difference(base, 0, base, 3));
+  const auto difference = [&](const std::function<void(SharedOptions&)>& change) {
+    SharedOptions other = base;
+    change(other);
+    EXPECT_NE(other, base);
+    return find_difference(base, 0, other, 3).value_or("none");
+  };
+  using O = SharedOptions;
+  EXPECT_EQ(difference([](O& o) { o.hidden = 2048; }),
+            "hidden is 7168 on rank 0 and 2048 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.dtype = DType::f32; }),
+            "dtype is bf16 on rank 0 and f32 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.num_experts = 64; }),
+            "num_experts is 256 on rank 0 and 64 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.num_topk = 2; }), "num_topk is 8 on rank 0 and 2 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.strategy = Strategy::flat; }),
+            "strategy is node_dedup on rank 0 and flat on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.wire_dispatch = DType::bf16; }),
+            "wire_dispatch is f16 on rank 0 and bf16 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.wire_combine = DType::bf16; }),
+            "wire_combine is f32 on rank 0 and bf16 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.fragment_bytes = 1; }),
+            "fragment_bytes is 61440 on rank 0 and 1 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.range_tokens = 1; }),
+            "range_tokens is 512 on rank 0 and 1 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.ranges_in_flight = 4; }),
+            "ranges_in_flight is 3 on rank 0 and 4 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.checksum_payload = false; }),
+            "checksum_payload is true on rank 0 and false on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.placement_version = 14; }),
+            "placement_version is 13 on rank 0 and 14 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.topology_hash = 1; }),
+            "topology_hash is 0xa1a2a3a4a5a6a7a8 on rank 0 and 0x0000000000000001 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.placement_hash = 1; }),
+            "placement_hash is 0xb1b2b3b4b5b6b7b8 on rank 0 and 0x0000000000000001 on rank 3");
+  // Two differences: the one that a user can act on.
+  EXPECT_EQ(difference([](O& o) { o.hidden = 1, o.placement_hash = 1; }),
+            "hidden is 7168 on rank 0 and 1 on rank 3");
+}
+
+}  // namespace
+}  // namespace ferry::wire::test

@@ -1,0 +1,93 @@
+// Random damage to encoded memberships: the decoder reads nothing outside its buffer (run this with
+// FERRY_SANITIZE=address) and what it accepts is a membership within the limits.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <set>
+
+#include "samples.hpp"
+
+namespace ferry::wire::test {
+namespace {
+
+constexpr std::uint64_t kSeed = 8675309;
+constexpr int kMutations = 100'000;
+
+/// Independent of the decoder's own checks.
+bool is_within(const plan::Membership& membership, const MembershipLimits& limits) {
+  const auto& [num_tokens, tokens, entry_begin, columns, weights] = membership;
+  if (num_tokens != limits.num_tokens || entry_begin.size() != tokens.size() + 1 ||
+      entry_begin.front() != 0 || entry_begin.back() != columns.size() ||
+      columns.size() != weights.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] >= num_tokens || (i > 0 && tokens[i] <= tokens[i - 1])) return false;
+    if (entry_begin[i + 1] <= entry_begin[i] || entry_begin[i + 1] > columns.size()) return false;
+    const std::uint32_t count = entry_begin[i + 1] - entry_begin[i];
+    if (count > static_cast<std::uint32_t>(limits.num_topk)) return false;
+    const std::set<int> distinct(columns.begin() + entry_begin[i],
+                                 columns.begin() + entry_begin[i + 1]);
+    if (distinct.size() != count || *distinct.rbegin() >= limits.num_columns) return false;
+  }
+  for (const float weight : weights) {
+    if (std::isnan(weight)) return false;
+  }
+  return true;
+}
+
+void mutate(std::vector<std::byte>& bytes, std::mt19937_64& rng) {
+  // Half of the damage goes to the front, where flags, tokens and counts are.
+  const auto place = [&](std::size_t size) {
+    const std::size_t within = rng() % 2 == 0 ? std::min<std::size_t>(size, 24) : size;
+    return within == 0 ? 0 : rng() % within;
+  };
+  switch (rng() % 5) {
+    case 0:
+      if (!bytes.empty()) bytes[place(bytes.size())] ^= static_cast<std::byte>(1U << (rng() % 8));
+      break;
+    case 1:
+      if (!bytes.empty()) bytes[place(bytes.size())] = static_cast<std::byte>(rng());
+      break;
+    case 2:
+      bytes.insert(bytes.begin() + place(bytes.size() + 1), static_cast<std::byte>(rng()));
+      break;
+    case 3:
+      if (!bytes.empty()) bytes.erase(bytes.begin() + place(bytes.size()));
+      break;
+    case 4:
+      bytes.resize(rng() % (bytes.size() + 16));
+      break;
+  }
+}
+
+TEST(MembershipMutation, NothingOutOfRangeIsAccepted) {
+  std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
+  std::mt19937_64 rng(kSeed);
+  int accepted = 0;
+  for (int i = 0; i < kMutations; ++i) {
+    const MembershipShape shape{.num_tokens = rng() % 80,
+                                .num_topk = 1 + static_cast<int>(rng() % (i % 3 == 0 ? 40 : 8)),
+                                .num_columns = 1 + static_cast<int>(rng() % 400),
+                                .density = static_cast<double>(rng() % 5) / 4};
+    auto bytes = encoded(random_membership(shape, rng), shape.num_columns);
+    for (auto n = 1 + rng() % 3; n > 0; --n) mutate(bytes, rng);
+    const ExactBytes exact(bytes);
+    plan::Membership decoded;
+    const auto error = decode_membership(exact.span(), shape.limits(), decoded);
+    if (error) {
+      ASSERT_EQ(decoded, plan::Membership{}) << "mutation " << i;
+      continue;
+    }
+    ++accepted;
+    ASSERT_TRUE(is_within(decoded, shape.limits())) << "mutation " << i << ", seed " << kSeed;
+  }
+  // Damage to a weight or a column often makes another right membership: both ends are exercised.
+  EXPECT_GT(accepted, kMutations / 20);
+  EXPECT_LT(accepted, kMutations / 2);
+}
+
+}  // namespace
+}  // namespace ferry::wire::test

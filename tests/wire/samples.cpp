@@ -1,0 +1,118 @@
+// The samples that golden_test.cpp knows byte by byte, and random ones.
+
+#include "samples.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+namespace ferry::wire::test {
+
+std::vector<std::byte> from_hex(std::string_view text) {
+  std::vector<std::byte> bytes;
+  for (std::size_t i = 0; i + 1 < text.size(); ++i) {
+    if (text[i] == ' ') continue;
+    unsigned value = 0;
+    std::from_chars(text.data() + i, text.data() + i + 2, value, 16);
+    bytes.push_back(static_cast<std::byte>(value));
+    ++i;
+  }
+  return bytes;
+}
+
+ExactBytes::ExactBytes(std::span<const std::byte> bytes)
+    : bytes_(new std::byte[bytes.size()]), size_(bytes.size()) {
+  std::copy(bytes.begin(), bytes.end(), bytes_.get());
+}
+
+FragmentHeader sample_fragment() {
+  return {
+      .call = {2, 3, 0x1122334455667788, 4, OpKind::dispatch},
+      .ordinal = 5,
+      .index = 6,
+      .num_rows = 7,
+      .payload_bytes = 0x01020304,
+      .payload_crc = 0xDEADBEEF,
+      .has_crc = true,
+      .grant = {9, 10, 11, 12, OpKind::combine},
+  };
+}
+
+MetadataHeader sample_metadata() {
+  return {
+      .call = {2, 3, 0x1122334455667788, 4, OpKind::plan},
+      .source = 5,
+      .num_tokens = 4096,
+      .options = {.hidden = 7168,
+                  .topology_hash = 0xA1A2A3A4A5A6A7A8,
+                  .placement_hash = 0xB1B2B3B4B5B6B7B8,
+                  .placement_version = 13,
+                  .num_experts = 256,
+                  .num_topk = 8,
+                  .fragment_bytes = 61440,
+                  .range_tokens = 512,
+                  .ranges_in_flight = 3,
+                  .dtype = DType::bf16,
+                  .wire_dispatch = DType::f16,
+                  .wire_combine = DType::f32,
+                  .strategy = Strategy::node_dedup,
+                  .checksum_payload = true},
+      .body_bytes = 0x0102030405,
+      .body_crc = 0xCAFEF00D,
+  };
+}
+
+GrantMessage sample_grant() { return {2, {9, 10, 11, 12, OpKind::dispatch_backward}}; }
+
+PoisonMessage sample_poison() {
+  return {{2, 3, 0x1122334455667788, 4, OpKind::combine}, 6, ErrorCode::peer_failed, "no: é"};
+}
+
+void reseal(std::vector<std::byte>& message) {
+  // Bit by bit, not the library's kernel: the two must agree.
+  std::uint32_t crc = 0xFFFFFFFF;
+  for (std::size_t i = 0; i + 4 < message.size(); ++i) {
+    crc ^= std::to_integer<std::uint32_t>(message[i]);
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ ((crc & 1) != 0 ? 0x82F63B78 : 0);
+  }
+  crc = ~crc;
+  std::memcpy(message.data() + message.size() - 4, &crc, 4);
+}
+
+plan::Membership empty_membership(std::uint64_t num_tokens) {
+  plan::Membership membership;
+  membership.num_tokens = num_tokens;
+  return membership;
+}
+
+plan::Membership random_membership(const MembershipShape& shape, std::mt19937_64& rng) {
+  plan::Membership membership = empty_membership(shape.num_tokens);
+  const int most = std::min(shape.num_topk, shape.num_columns);
+  std::vector<std::uint16_t> columns(shape.num_columns);
+  for (int i = 0; i < shape.num_columns; ++i) columns[i] = static_cast<std::uint16_t>(i);
+  for (std::uint64_t token = 0; token < shape.num_tokens && most > 0; ++token) {
+    if (std::uniform_real_distribution<>(0, 1)(rng) >= shape.density) continue;
+    membership.tokens.push_back(static_cast<std::uint32_t>(token));
+    const int count = 1 + static_cast<int>(rng() % most);
+    for (int i = 0; i < count; ++i) {
+      std::swap(columns[i], columns[i + rng() % (columns.size() - i)]);
+      membership.columns.push_back(columns[i]);
+      // Any bit pattern that is not NaN: zeros, subnormals and infinities included.
+      auto bits = static_cast<std::uint32_t>(rng());
+      if ((bits & 0x7F800000) == 0x7F800000) bits &= 0xFF800000;
+      float weight;
+      std::memcpy(&weight, &bits, sizeof(weight));
+      membership.weights.push_back(weight);
+    }
+    membership.entry_begin.push_back(static_cast<std::uint32_t>(membership.columns.size()));
+  }
+  return membership;
+}
+
+std::vector<std::byte> encoded(const plan::Membership& membership, int num_columns) {
+  std::vector<std::byte> bytes;
+  encode_membership(membership, num_columns, bytes);
+  return bytes;
+}
+
+}  // namespace ferry::wire::test

@@ -1,0 +1,126 @@
+// Thresholds are few and stated: what is within 5 % counts as equal, and a link that is busy for
+// 70 % of the time counts as the limit.
+#include "bench/advice.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace ferry::bench {
+namespace {
+
+constexpr double kEqual = 1.05;
+constexpr double kLinkIsLimit = 0.7;
+constexpr double kPlanIsLarge = 0.3;
+
+std::uint64_t bytes_between_nodes(const StrategyResult& result) {
+  return result.counted.dispatch + result.counted.combine;
+}
+
+/// What the best is compared with: flat where it ran, else the slowest.
+const StrategyResult& rival_of(const StrategyResult& best,
+                               const std::vector<StrategyResult>& results) {
+  const StrategyResult* rival = &results.front();
+  for (const StrategyResult& result : results) {
+    if (result.strategy == Strategy::flat && &result != &best) return result;
+    if (result.total_us() > rival->total_us()) rival = &result;
+  }
+  return *rival;
+}
+
+double link_share(const StrategyResult& result) {
+  return std::max(result.link_utilisation_dispatch, result.link_utilisation_combine);
+}
+
+std::string link_words(const RunContext& context, const StrategyResult& result) {
+  if (!context.settings.paced) {
+    return "links are not paced here, so bytes between nodes cost no more than copies in memory";
+  }
+  return fmt::format(
+      "its fullest link was busy for {:.0f} % of dispatch and {:.0f} % of combine, so {}",
+      100 * result.link_utilisation_dispatch, 100 * result.link_utilisation_combine,
+      link_share(result) >= kLinkIsLimit ? "time follows bytes"
+                                         : "latency and copying count more than bytes");
+}
+
+double plan_share(const StrategyResult& result) {
+  return result.plan_us.median / result.total_us();
+}
+
+}  // namespace
+
+const StrategyResult& best_of(const std::vector<StrategyResult>& results) {
+  return *std::min_element(results.begin(), results.end(),
+                           [](const StrategyResult& a, const StrategyResult& b) {
+                             return a.total_us() < b.total_us();
+                           });
+}
+
+std::string why_best(const RunContext& context, const std::vector<StrategyResult>& results) {
+  const StrategyResult& best = best_of(results);
+  const std::string_view name = to_string(best.strategy);
+  if (context.workload.topology.num_nodes() == 1) {
+    return fmt::format("{} has the smallest total, but on one node nothing crosses a link and all "
+                       "strategies make the same copies",
+                       name);
+  }
+  const StrategyResult& rival = rival_of(best, results);
+  if (&rival == &best) {
+    return fmt::format("only {} ran; {}", name, link_words(context, best));
+  }
+  const double faster = rival.total_us() / best.total_us();
+  const auto best_bytes = static_cast<double>(bytes_between_nodes(best));
+  const auto rival_bytes = static_cast<double>(bytes_between_nodes(rival));
+  const std::string bytes =
+      rival_bytes > 0 ? fmt::format("it sends {:.2f} of the bytes of {} between nodes ({:.2f} MB "
+                                    "instead of {:.2f} MB, out and back)",
+                                    best_bytes / rival_bytes, to_string(rival.strategy),
+                                    best_bytes / 1e6, rival_bytes / 1e6)
+                      : std::string("nothing crosses between nodes");
+  if (faster < kEqual) {
+    return fmt::format("{} and {} are within 5 %: {}; {}", name, to_string(rival.strategy), bytes,
+                       link_words(context, best));
+  }
+  return fmt::format("{} is {:.2f} times as fast as {}: {}; {}", name, faster,
+                     to_string(rival.strategy), bytes, link_words(context, best));
+}
+
+std::string what_next(const RunContext& context, const std::vector<StrategyResult>& results) {
+  const StrategyResult& best = best_of(results);
+  const BenchOptions& options = context.options;
+  const int num_nodes = context.workload.topology.num_nodes();
+  if (num_nodes == 1) {
+    return "--nodes 2 --link-rate 1gbit, to see what crossing nodes costs";
+  }
+  if (!context.settings.paced) {
+    return "--link-rate with the rate of your network (for example 25gbit), so that bytes between "
+           "nodes cost what they will cost you";
+  }
+  if (plan_share(best) > kPlanIsLarge) {
+    return fmt::format("more --tokens, or replay a plan in the backward pass: planning is {:.0f} % "
+                       "of the total of {}",
+                       100 * plan_share(best), to_string(best.strategy));
+  }
+  const bool wide_out = element_bytes(wire_dispatch(options)) > 2;
+  const bool wide_back = element_bytes(wire_combine(options)) > 2;
+  if (link_share(best) >= kLinkIsLimit && (wide_out || wide_back)) {
+    return fmt::format("--wire bf16: {} cross as f32 and the link is the limit; bf16 halves those "
+                       "bytes, at one rounding",
+                       wide_out && wide_back ? "rows both ways"
+                       : wide_out            ? "rows out"
+                                             : "sums back");
+  }
+  if (link_share(best) < kLinkIsLimit) {
+    return fmt::format("more --tokens or a smaller --range-tokens (now {}): the fullest link was "
+                       "busy for only {:.0f} % of the time",
+                       context.settings.range_tokens, 100 * link_share(best));
+  }
+  const auto sent = static_cast<double>(best.counted.dispatch);
+  const auto bound = static_cast<double>(best.bound_bytes_dispatch);
+  return fmt::format("fewer, larger nodes (--nodes {} --ranks-per-node {}): the link is the limit "
+                     "and dispatch already sends only {:.2f} times the bound",
+                     std::max(1, num_nodes / 2), options.num_ranks() / std::max(1, num_nodes / 2),
+                     bound > 0 ? sent / bound : 1.0);
+}
+
+}  // namespace ferry::bench

@@ -1,0 +1,71 @@
+#pragma once
+// The flags of `ferry bench`: their text forms, and what they mean.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "ferry/dtype.hpp"
+#include "ferry/options.hpp"
+
+namespace ferry::bench {
+
+/// What one run breaks on purpose, so that anybody can see that the verification notices.
+enum class Fault : std::uint8_t { none, row, out, bytes };
+
+struct BenchOptions {
+  // What is exchanged
+  std::string trace_directory;  ///< empty = generated routing
+  int layer = 0;
+  std::string routing = "uniform";     ///< as given
+  std::optional<double> zipf_exponent;  ///< unset = uniform
+  std::vector<std::int64_t> tokens;     ///< one for all ranks, or one per rank; empty = default
+  std::optional<std::int64_t> hidden;
+  std::optional<int> num_topk;
+  std::optional<int> num_experts;
+  DType dtype = DType::bf16;
+  std::uint64_t seed = 1;
+
+  // Where and how
+  int num_nodes = 2;
+  int ranks_per_node = 4;
+  std::vector<Strategy> strategies;
+  bool all_strategies = false;  ///< then one that this build lacks is left out, not refused
+  std::optional<DType> wire_dispatch;
+  std::optional<DType> wire_combine;
+  double link_bits_per_s = 0;
+  std::int64_t fragment_bytes = 0;
+  std::int64_t range_tokens = 0;
+
+  // How it is measured and told
+  int repeat = 10;
+  bool json = false;
+  Fault fault = Fault::none;
+
+  int num_ranks() const { return num_nodes * ranks_per_node; }
+};
+
+/// The flags as text, filled by CLI11.
+struct BenchFlags {
+  BenchOptions plain;  ///< flags that need no parsing beyond CLI11's
+  std::string strategy = "all";
+  std::string dtype = "bf16";
+  std::string wire;
+  std::string link_rate = "0";
+  std::string tokens;
+  std::string fault = "none";
+};
+
+/// Adds the flags to the subcommand; `flags` must live until it has been parsed.
+void add_bench_flags(CLI::App& command, BenchFlags& flags);
+
+/// Errors: UsageError that names the flag, its value, what is allowed and the fix.
+BenchOptions parse_bench_flags(const BenchFlags& flags);
+
+/// "1gbit", "100mbit", "2.5gbit": bits per second; "0" = no pacing.
+double parse_link_rate(const std::string& text);
+
+}  // namespace ferry::bench

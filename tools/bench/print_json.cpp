@@ -1,0 +1,105 @@
+// Fields and their order are those of docs/metrics.md. Fields are added to a schema version, never
+// renamed or removed.
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "bench/print.hpp"
+
+namespace ferry::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Nanoseconds are the last digit that a clock gives; more digits would only look exact.
+double rounded(double value) { return std::round(value * 1000) / 1000; }
+/// Ratios to four digits; a ratio of nothing to nothing is null, since JSON has no NaN.
+Json ratio(double value) {
+  return std::isfinite(value) ? Json(std::round(value * 1e4) / 1e4) : Json(nullptr);
+}
+
+Json spread(const Spread& values) {
+  return {{"median", rounded(values.median)},
+          {"p10", rounded(values.p10)},
+          {"p90", rounded(values.p90)}};
+}
+
+Json what_was_run(const RunContext& context, Strategy strategy) {
+  const BenchOptions& options = context.options;
+  const Workload& workload = context.workload;
+  std::vector<std::int64_t> tokens_per_rank;
+  for (const support::RoutingData& rank : workload.routing) {
+    tokens_per_rank.push_back(rank.num_tokens);
+  }
+  const bool traced = !options.trace_directory.empty();
+  return {{"schema", "ferry.bench/1"},
+          {"strategy", to_string(strategy)},
+          {"transport", context.settings.transport},
+          {"paced", context.settings.paced},
+          {"link_bits_per_s", context.settings.paced ? Json(options.link_bits_per_s) : Json()},
+          {"num_nodes", workload.topology.num_nodes()},
+          {"num_ranks", workload.num_ranks()},
+          {"num_tokens", workload.num_tokens()},
+          {"tokens_per_rank", tokens_per_rank},
+          {"hidden", workload.shape.hidden},
+          {"num_topk", workload.num_topk},
+          {"num_experts", workload.placement.num_experts()},
+          {"dtype", to_string(workload.shape.dtype)},
+          {"wire_dispatch", to_string(wire_dispatch(options))},
+          {"wire_combine", to_string(wire_combine(options))},
+          {"routing", workload.routing_name},
+          {"trace", traced ? Json(options.trace_directory) : Json()},
+          {"model", traced ? Json(workload.model) : Json()},
+          {"layer", traced ? Json(options.layer) : Json()},
+          {"seed", options.seed},
+          {"repeat", options.repeat},
+          {"fragment_bytes", context.settings.fragment_bytes},
+          {"range_tokens", context.settings.range_tokens}};
+}
+
+// A trace path may hold bytes that are not UTF-8; they are replaced rather than refused.
+std::string line_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string to_json(const RunContext& context, const StrategyResult& result) {
+  Json json = what_was_run(context, result.strategy);
+  json["verified"] = true;
+  json["plan_us"] = spread(result.plan_us);
+  json["dispatch_us"] = spread(result.dispatch_us);
+  json["combine_us"] = spread(result.combine_us);
+  json["memcpy_us"] = rounded(result.memcpy_us.median);
+  json["memcpy_us_p10"] = rounded(result.memcpy_us.p10);
+  json["memcpy_us_p90"] = rounded(result.memcpy_us.p90);
+  json["dispatch_vs_memcpy"] = ratio(result.dispatch_vs_memcpy());
+  json["combine_vs_memcpy"] = ratio(result.combine_vs_memcpy());
+  json["logical_bytes_dispatch"] = result.logical_bytes_dispatch;
+  json["inter_node_rows_dispatch"] = result.inter_node_rows_dispatch;
+  json["inter_node_rows_combine"] = result.inter_node_rows_combine;
+  json["inter_node_bytes_dispatch"] = result.counted.dispatch;
+  json["inter_node_bytes_combine"] = result.counted.combine;
+  json["inter_node_bytes_bound"] = result.bound_bytes_dispatch;
+  json["inter_node_bytes_bound_combine"] = result.bound_bytes_combine;
+  json["metadata_bytes"] = result.counted.metadata;
+  json["control_bytes"] = result.counted.control;
+  json["metadata_rounds"] = result.metadata_rounds;
+  json["window_bytes"] = result.window_bytes;
+  json["pool_bytes"] = result.pool_bytes;
+  if (context.settings.paced) {
+    json["link_utilisation"] = ratio(result.link_utilisation());
+    json["link_utilisation_dispatch"] = ratio(result.link_utilisation_dispatch);
+    json["link_utilisation_combine"] = ratio(result.link_utilisation_combine);
+  }
+  return line_of(json);
+}
+
+std::string to_json_failed(const RunContext& context, Strategy strategy, const std::string& text) {
+  Json json = what_was_run(context, strategy);
+  json["verified"] = false;
+  json["error"] = text;
+  return line_of(json);
+}
+
+}  // namespace ferry::bench

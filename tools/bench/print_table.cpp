@@ -1,0 +1,96 @@
+// The table says what was measured, on what, and whether links were slowed, before any figure.
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "bench/advice.hpp"
+#include "bench/print.hpp"
+
+namespace ferry::bench {
+namespace {
+
+std::string duration(double us) {
+  if (us < 1000) return fmt::format("{:.0f} us", us);
+  if (us < 1e6) return fmt::format("{:.2f} ms", us / 1e3);
+  return fmt::format("{:.2f} s", us / 1e6);
+}
+
+std::string megabytes(std::uint64_t bytes) {
+  return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6);
+}
+
+std::string rate(double bits_per_s) {
+  if (bits_per_s >= 1e9) return fmt::format("{:g} Gbit/s", bits_per_s / 1e9);
+  return fmt::format("{:g} Mbit/s", bits_per_s / 1e6);
+}
+
+std::string heading(const RunContext& context) {
+  const BenchOptions& options = context.options;
+  const Workload& workload = context.workload;
+  const std::string links =
+      context.settings.paced
+          ? fmt::format("links paced to {} per node", rate(options.link_bits_per_s))
+          : std::string("links not paced, as fast as memory");
+  const std::string routing =
+      options.trace_directory.empty()
+          ? fmt::format("{}, seed {}", workload.routing_name, options.seed)
+          : fmt::format("{}, layer {}", options.trace_directory, options.layer);
+  std::string text = fmt::format(
+      "{} nodes, {} ranks ({}; {})\n"
+      "{} tokens, top-{} of {} experts, hidden {} {}; between nodes {} out, {} back\n"
+      "routing: {}\n",
+      workload.topology.num_nodes(), workload.num_ranks(), context.settings.transport, links,
+      workload.num_tokens(), workload.num_topk, workload.placement.num_experts(),
+      workload.shape.hidden, to_string(workload.shape.dtype), to_string(wire_dispatch(options)),
+      to_string(wire_combine(options)), routing);
+  for (const std::string& note : workload.notes) text += fmt::format("note: {}\n", note);
+  return text + fmt::format("medians of {} repeats after a warm-up; every row, every sum and every "
+                            "byte count was verified\n\n",
+                            options.repeat);
+}
+
+std::optional<double> flat_total_us(const std::vector<StrategyResult>& results) {
+  for (const StrategyResult& result : results) {
+    if (result.strategy == Strategy::flat) return result.total_us();
+  }
+  return std::nullopt;
+}
+
+constexpr const char* kRow = "{:<12} {:>10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>10} {:>8} {:>16}\n";
+
+std::string row_of(const RunContext& context, const StrategyResult& result,
+                   std::optional<double> flat_us) {
+  const auto tokens = static_cast<double>(context.workload.num_tokens());
+  const double rows = static_cast<double>(result.inter_node_rows_dispatch);
+  return fmt::format(
+      kRow, to_string(result.strategy), tokens > 0 ? fmt::format("{:.3f}", rows / tokens) : "-",
+      megabytes(result.counted.dispatch), megabytes(result.counted.combine),
+      duration(result.plan_us.median), duration(result.dispatch_us.median),
+      duration(result.combine_us.median), duration(result.total_us()),
+      flat_us ? fmt::format("{:.2f}x", *flat_us / result.total_us()) : "-",
+      fmt::format("{:.2f}x / {:.2f}x", result.dispatch_vs_memcpy(), result.combine_vs_memcpy()));
+}
+
+}  // namespace
+
+std::string to_table(const RunContext& context, const std::vector<StrategyResult>& results) {
+  std::string text = heading(context);
+  text += fmt::format(kRow, "strategy", "rows/token", "MB out", "MB back", "plan", "dispatch",
+                      "combine", "total", "vs flat", "vs memcpy");
+  const std::optional<double> flat_us = flat_total_us(results);
+  for (const StrategyResult& result : results) text += row_of(context, result, flat_us);
+  const auto tokens = static_cast<double>(context.workload.num_tokens());
+  const auto bound = static_cast<double>(context.counts.bound);
+  text += fmt::format(kRow, "bound", tokens > 0 ? fmt::format("{:.3f}", bound / tokens) : "-",
+                      megabytes(results.front().bound_bytes_dispatch),
+                      megabytes(results.front().bound_bytes_combine), "", "", "", "", "", "");
+  text += fmt::format(
+      "\nrows/token and MB: what crosses between nodes, all ranks together; bound: one row per "
+      "(token, node)\nvs flat: total of flat / total; vs memcpy: memcpy of the received rows "
+      "({}) / dispatch, / combine\n\n",
+      duration(results.front().memcpy_us.median));
+  return text + "Why:  " + why_best(context, results) + "\nNext: " +
+         what_next(context, results) + "\n";
+}
+
+}  // namespace ferry::bench

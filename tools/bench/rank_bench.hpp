@@ -1,0 +1,76 @@
+#pragma once
+// One rank's part of a bench: for every repeat and strategy fresh rows, the memcpy reference, then
+// plan, dispatch and combine, each timed from a common start and checked against the oracle.
+
+#include <cstdint>
+#include <vector>
+
+#include "bench/memory.hpp"
+#include "bench/options.hpp"
+#include "bench/record.hpp"
+#include "bench/start_line.hpp"
+#include "bench/workload.hpp"
+#include "ferry/exchange.hpp"
+#include "support/reference.hpp"
+
+namespace ferry::bench {
+
+/// What all ranks of one run share. While they run, only `line` changes, each rank writes its own
+/// records, and rank 0 the settings.
+struct RunContext {
+  const BenchOptions& options;
+  const Workload& workload;
+  const RowCounts& counts;
+  StartLine line;
+  /// records[strategy index][rank]
+  std::vector<std::vector<RankRecord>> records;
+  RunSettings settings;
+};
+
+/// The formats that rows cross in: as asked for, else the dtype.
+inline DType wire_dispatch(const BenchOptions& options) {
+  return options.wire_dispatch.value_or(options.dtype);
+}
+inline DType wire_combine(const BenchOptions& options) {
+  return options.wire_combine.value_or(options.dtype);
+}
+
+class RankBench {
+ public:
+  RankBench(RunContext& context, Transport& transport);
+  /// Runs the warm-up and all repeats.
+  /// Errors: VerificationError, StartLineBroken, whatever the library throws
+  void run();
+
+ private:
+  void run_once(std::size_t strategy, int repeat);
+  Plan run_plan(std::size_t strategy, RepeatTimes& times);
+  OutputRows run_dispatch(std::size_t strategy, const Plan& plan, RepeatTimes& times);
+  void run_combine(std::size_t strategy, const OutputRows& y, RepeatTimes& times);
+  /// All ranks have ended what they did, caches are cold, and all start at once after this.
+  void line_up();
+  void drain();
+  void check_bytes(std::size_t strategy, const PlanSummary& summary);
+  [[noreturn]] void fail(std::size_t strategy, const std::string& text);
+  void show_progress(std::size_t strategy, int repeat) const;
+
+  RunContext& context_;
+  Transport& transport_;
+  const int rank_;
+  const Routing routing_;
+  HugeBuffer x_memory_;
+  HugeBuffer out_memory_;
+  Matrix x_;
+  Matrix out_;
+  CacheCooler cooler_;
+  MemcpyReference reference_copy_;
+  std::vector<Exchange> exchanges_;
+  // Of the repeat that runs.
+  int repeat_ = -1;
+  support::Reference oracle_;
+  CountedBytes counted_;
+  std::uint64_t num_barriers_ = 0;
+  std::uint64_t control_bytes_per_barrier_ = 0;
+};
+
+}  // namespace ferry::bench

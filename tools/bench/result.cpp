@@ -1,0 +1,138 @@
+// A part begins when the first rank begins it and ends when the last rank has ended it.
+#include "bench/result.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "bench/failures.hpp"
+
+namespace ferry::bench {
+namespace {
+
+double percentile(const std::vector<double>& sorted, double share) {
+  const double at = share * static_cast<double>(sorted.size() - 1);
+  const auto low = static_cast<std::size_t>(std::floor(at));
+  const std::size_t high = std::min(low + 1, sorted.size() - 1);
+  return sorted[low] + (sorted[high] - sorted[low]) * (at - static_cast<double>(low));
+}
+
+/// Times of one part over all repeats. From the first start, not the last: with more ranks than
+/// cores the first rank may be far into its work before the last one gets a core.
+Spread times_of(const std::vector<RankRecord>& ranks, Interval RepeatTimes::*part) {
+  std::vector<double> samples;
+  for (std::size_t repeat = 0; repeat < ranks.front().repeats.size(); ++repeat) {
+    double start = (ranks.front().repeats[repeat].*part).start_s;
+    double end = (ranks.front().repeats[repeat].*part).end_s;
+    for (const RankRecord& rank : ranks) {
+      start = std::min(start, (rank.repeats[repeat].*part).start_s);
+      end = std::max(end, (rank.repeats[repeat].*part).end_s);
+    }
+    samples.push_back((end - start) * 1e6);
+  }
+  return spread_of(std::move(samples));
+}
+
+std::uint64_t wire_row_bytes(const RunContext& context, DType wire) {
+  return static_cast<std::uint64_t>(context.workload.shape.hidden) * element_bytes(wire);
+}
+
+/// Bytes on the fullest direction of any node's link. What leaves is counted by the transport; what
+/// enters is what the routing sends there, without headers.
+struct LinkLoad {
+  std::uint64_t dispatch = 0;
+  std::uint64_t combine = 0;
+};
+LinkLoad fullest_link(const RunContext& context, std::size_t strategy) {
+  const StrategyRows& rows = context.counts.of(context.options.strategies[strategy]);
+  const Topology& topology = context.workload.topology;
+  const std::uint64_t out_bytes = wire_row_bytes(context, wire_dispatch(context.options));
+  const std::uint64_t back_bytes = wire_row_bytes(context, wire_combine(context.options));
+  LinkLoad load;
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    std::uint64_t leaves_dispatch = 0;
+    std::uint64_t leaves_combine = 0;
+    for (const int rank : topology.ranks_of(node)) {
+      const RankRecord& record = context.records[strategy][static_cast<std::size_t>(rank)];
+      leaves_dispatch += record.counted.dispatch;
+      leaves_combine += record.counted.combine;
+    }
+    std::int64_t comes_back = 0;
+    for (int other = 0; other < topology.num_nodes(); ++other) {
+      comes_back += rows.back.at(node, other);
+    }
+    load.dispatch = std::max({load.dispatch, leaves_dispatch,
+                              static_cast<std::uint64_t>(rows.out.into(node)) * out_bytes});
+    load.combine = std::max({load.combine, leaves_combine,
+                             static_cast<std::uint64_t>(comes_back) * back_bytes});
+  }
+  return load;
+}
+
+void check_rows(const RunContext& context, const StrategyResult& result) {
+  const StrategyRows& rows = context.counts.of(result.strategy);
+  const auto check = [&](const char* what, std::uint64_t planned, std::int64_t expected) {
+    if (planned == static_cast<std::uint64_t>(expected)) return;
+    throw VerificationError(
+        result.strategy,
+        fmt::format("verification failed: {}: the plan says {} {}, the routing needs {}",
+                    to_string(result.strategy), planned, what, expected));
+  };
+  check("rows between nodes in dispatch", result.inter_node_rows_dispatch, rows.out.total());
+  check("rows between nodes in combine", result.inter_node_rows_combine, rows.back.total());
+}
+
+StrategyResult summarise_strategy(const RunContext& context, std::size_t strategy) {
+  const std::vector<RankRecord>& ranks = context.records[strategy];
+  StrategyResult result;
+  result.strategy = context.options.strategies[strategy];
+  result.plan_us = times_of(ranks, &RepeatTimes::plan);
+  result.dispatch_us = times_of(ranks, &RepeatTimes::dispatch);
+  result.combine_us = times_of(ranks, &RepeatTimes::combine);
+  result.memcpy_us = times_of(ranks, &RepeatTimes::memcpy);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const RankRecord& record = ranks[rank];
+    result.logical_bytes_dispatch +=
+        static_cast<std::uint64_t>(context.counts.received[rank]) * context.workload.row_bytes();
+    result.inter_node_rows_dispatch += record.summary.inter_node_rows_dispatch;
+    result.inter_node_rows_combine += record.summary.inter_node_rows_combine;
+    result.counted.metadata += record.counted.metadata;
+    result.counted.dispatch += record.counted.dispatch;
+    result.counted.combine += record.counted.combine;
+    result.counted.control += record.counted.control;
+    result.window_bytes += record.summary.window_bytes;
+    result.pool_bytes += record.pool_bytes;
+    result.metadata_rounds = std::max(result.metadata_rounds, record.metadata_rounds);
+  }
+  const auto bound = static_cast<std::uint64_t>(context.counts.bound);
+  result.bound_bytes_dispatch = bound * wire_row_bytes(context, wire_dispatch(context.options));
+  result.bound_bytes_combine = bound * wire_row_bytes(context, wire_combine(context.options));
+  check_rows(context, result);
+  if (context.options.link_bits_per_s > 0) {
+    const LinkLoad load = fullest_link(context, strategy);
+    const double bytes_per_us = context.options.link_bits_per_s / 8e6;
+    result.link_utilisation_dispatch =
+        static_cast<double>(load.dispatch) / bytes_per_us / result.dispatch_us.median;
+    result.link_utilisation_combine =
+        static_cast<double>(load.combine) / bytes_per_us / result.combine_us.median;
+  }
+  return result;
+}
+
+}  // namespace
+
+Spread spread_of(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  return {percentile(samples, 0.5), percentile(samples, 0.1), percentile(samples, 0.9)};
+}
+
+std::vector<StrategyResult> summarise(const RunContext& context) {
+  std::vector<StrategyResult> results;
+  for (std::size_t strategy = 0; strategy < context.records.size(); ++strategy) {
+    results.push_back(summarise_strategy(context, strategy));
+  }
+  return results;
+}
+
+}  // namespace ferry::bench

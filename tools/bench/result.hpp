@@ -1,0 +1,58 @@
+#pragma once
+// What a run found out, one result per strategy, all ranks together. docs/metrics.md defines every
+// figure.
+
+#include <cstdint>
+#include <vector>
+
+#include "bench/rank_bench.hpp"
+#include "bench/record.hpp"
+
+namespace ferry::bench {
+
+/// Of the timed repeats, in microseconds.
+struct Spread {
+  double median = 0;
+  double p10 = 0;
+  double p90 = 0;
+};
+
+/// Linear between the two nearest samples. Requires: at least one sample
+Spread spread_of(std::vector<double> samples);
+
+struct StrategyResult {
+  Strategy strategy = Strategy::flat;
+  Spread plan_us;
+  Spread dispatch_us;
+  Spread combine_us;
+  Spread memcpy_us;
+  std::uint64_t logical_bytes_dispatch = 0;
+  std::uint64_t inter_node_rows_dispatch = 0;
+  std::uint64_t inter_node_rows_combine = 0;
+  CountedBytes counted;
+  std::uint64_t bound_bytes_dispatch = 0;
+  std::uint64_t bound_bytes_combine = 0;
+  std::uint64_t metadata_rounds = 0;
+  std::uint64_t window_bytes = 0;
+  std::uint64_t pool_bytes = 0;
+  /// Share of the time in which the fullest link direction was busy; 0 when not paced.
+  double link_utilisation_dispatch = 0;
+  double link_utilisation_combine = 0;
+
+  /// Of dispatch and combine together.
+  double link_utilisation() const {
+    return (link_utilisation_dispatch * dispatch_us.median +
+            link_utilisation_combine * combine_us.median) /
+           (dispatch_us.median + combine_us.median);
+  }
+  double dispatch_vs_memcpy() const { return memcpy_us.median / dispatch_us.median; }
+  double combine_vs_memcpy() const { return memcpy_us.median / combine_us.median; }
+  /// Plan, dispatch and combine, medians.
+  double total_us() const { return plan_us.median + dispatch_us.median + combine_us.median; }
+};
+
+/// Adds up what the ranks recorded.
+/// Errors: VerificationError when the library's rows are not those of the routing
+std::vector<StrategyResult> summarise(const RunContext& context);
+
+}  // namespace ferry::bench

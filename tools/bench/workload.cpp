@@ -1,0 +1,233 @@
+// The counts follow the definitions of the strategies word by word: distinct experts, ranks and
+// nodes of each token. They share no code with the library's plans.
+#include "bench/workload.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+
+#include <fmt/format.h>
+
+#include "bench/failures.hpp"
+#include "bench/memory.hpp"
+#include "bench/trace.hpp"
+
+namespace ferry::bench {
+namespace {
+
+constexpr std::int64_t kDefaultTokens = 512;
+constexpr std::int64_t kDefaultHidden = 2048;
+constexpr int kDefaultTopk = 8;
+constexpr int kDefaultExperts = 64;
+constexpr std::size_t kNumStrategies = 4;
+
+/// One limit or count per rank from one for all, or from none.
+std::vector<std::int64_t> per_rank(const BenchOptions& options, std::int64_t if_none) {
+  const auto num_ranks = static_cast<std::size_t>(options.num_ranks());
+  if (options.tokens.empty()) return std::vector<std::int64_t>(num_ranks, if_none);
+  if (options.tokens.size() == 1) {
+    return std::vector<std::int64_t>(num_ranks, options.tokens.front());
+  }
+  return options.tokens;
+}
+
+std::vector<support::RoutingData> take_shares(const TraceLayer& layer, int num_topk,
+                                              const std::vector<TokenShare>& shares) {
+  std::vector<support::RoutingData> routing;
+  for (const TokenShare& share : shares) {
+    const std::int64_t begin = share.first_token * num_topk;
+    const std::int64_t end = begin + share.num_tokens * num_topk;
+    support::RoutingData data{share.num_tokens, num_topk, {}, {}};
+    data.topk_idx.assign(layer.topk_idx.begin() + begin, layer.topk_idx.begin() + end);
+    if (!layer.topk_weights.empty()) {
+      data.topk_weights.assign(layer.topk_weights.begin() + begin,
+                               layer.topk_weights.begin() + end);
+    }
+    routing.push_back(std::move(data));
+  }
+  return routing;
+}
+
+void add_trace_notes(const Trace& trace, const std::vector<TokenShare>& shares,
+                     Workload& workload) {
+  int num_cut = 0;
+  std::int64_t least = shares.front().num_tokens;
+  std::int64_t most = least;
+  for (const TokenShare& share : shares) {
+    num_cut += share.cut ? 1 : 0;
+    least = std::min(least, share.num_tokens);
+    most = std::max(most, share.num_tokens);
+  }
+  workload.notes.push_back(
+      fmt::format("trace of {}: {} tokens in {} sequences; whole sequences per rank, {} to {} "
+                  "tokens each, {} in all",
+                  trace.info().model, trace.info().num_tokens,
+                  trace.info().sequence_lengths.size(), least, most, workload.num_tokens()));
+  if (num_cut > 0) {
+    workload.notes.push_back(fmt::format(
+        "--tokens cuts the last sequence of {} of {} ranks short", num_cut, shares.size()));
+  }
+}
+
+Workload from_trace(const BenchOptions& options) {
+  const Trace trace = Trace::load(options.trace_directory);
+  const TraceInfo& info = trace.info();
+  if (!options.hidden && info.hidden == 0) {
+    throw UsageError(fmt::format("--trace {}: its meta.json names no hidden size; fix: add "
+                                 "--hidden H",
+                                 options.trace_directory));
+  }
+  Workload workload{Topology::uniform(options.num_nodes, options.ranks_per_node),
+                    Placement::contiguous(info.num_experts, options.num_ranks()),
+                    {options.hidden.value_or(info.hidden), options.dtype},
+                    info.num_topk,
+                    {},
+                    "trace",
+                    info.model,
+                    {}};
+  const std::vector<TokenShare> shares =
+      split_sequences(info.sequence_lengths, per_rank(options, -1));
+  workload.routing = take_shares(trace.layer(options.layer), info.num_topk, shares);
+  add_trace_notes(trace, shares, workload);
+  return workload;
+}
+
+Workload generated(const BenchOptions& options) {
+  const int num_experts = options.num_experts.value_or(kDefaultExperts);
+  const int num_topk = options.num_topk.value_or(std::min(kDefaultTopk, num_experts));
+  if (num_topk > num_experts) {
+    throw UsageError(fmt::format("--topk {}: a token cannot go to more than the {} different "
+                                 "experts; fix: a smaller --topk or more --experts",
+                                 num_topk, num_experts));
+  }
+  Workload workload{Topology::uniform(options.num_nodes, options.ranks_per_node),
+                    Placement::contiguous(num_experts, options.num_ranks()),
+                    {options.hidden.value_or(kDefaultHidden), options.dtype},
+                    num_topk,
+                    {},
+                    options.routing,
+                    {},
+                    {}};
+  support::RoutingSpec spec;
+  spec.num_experts = num_experts;
+  spec.num_topk = num_topk;
+  spec.zipf = options.zipf_exponent.value_or(0);
+  workload.routing =
+      support::make_all_routing(spec, per_rank(options, kDefaultTokens), options.seed);
+  return workload;
+}
+
+/// Distinct values, ascending; small vectors, so sorting is the fast way.
+void make_distinct(std::vector<int>& values) {
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+}
+
+/// Adds the rows of one token.
+class TokenCounter {
+ public:
+  TokenCounter(const Workload& workload, RowCounts& counts)
+      : workload_(workload), counts_(counts) {}
+
+  void add(int source, std::span<const std::int32_t> experts) {
+    const Topology& topology = workload_.topology;
+    const int home = topology.node_of(source);
+    experts_.assign(experts.begin(), experts.end());
+    make_distinct(experts_);
+    if (!experts_.empty() && experts_.front() < 0) experts_.erase(experts_.begin());
+    ranks_.clear();
+    nodes_.clear();
+    for (const int expert : experts_) {
+      const int rank = workload_.placement.rank_of(expert);
+      ++counts_.received[static_cast<std::size_t>(rank)];
+      add_row(Strategy::flat, home, topology.node_of(rank));
+      ranks_.push_back(rank);
+    }
+    make_distinct(ranks_);
+    for (const int rank : ranks_) {
+      add_row(Strategy::rank_dedup, home, topology.node_of(rank));
+      nodes_.push_back(topology.node_of(rank));
+    }
+    make_distinct(nodes_);
+    for (const int node : nodes_) {
+      if (node == home) continue;
+      ++counts_.bound;
+      add_row(Strategy::node_dedup, home, node);
+      ++rows_of(Strategy::node_gather).back.at(home, node);
+    }
+    for (int node = 0; node < topology.num_nodes(); ++node) {
+      if (node != home) ++rows_of(Strategy::node_gather).out.at(home, node);
+    }
+  }
+
+ private:
+  StrategyRows& rows_of(Strategy strategy) {
+    return counts_.strategies[static_cast<std::size_t>(strategy)];
+  }
+  void add_row(Strategy strategy, int home, int node) {
+    if (node == home) return;
+    ++rows_of(strategy).out.at(home, node);
+    ++rows_of(strategy).back.at(home, node);
+  }
+
+  const Workload& workload_;
+  RowCounts& counts_;
+  std::vector<int> experts_;
+  std::vector<int> ranks_;
+  std::vector<int> nodes_;
+};
+
+}  // namespace
+
+std::int64_t Workload::num_tokens() const {
+  std::int64_t sum = 0;
+  for (const support::RoutingData& rank : routing) sum += rank.num_tokens;
+  return sum;
+}
+
+Workload make_workload(const BenchOptions& options) {
+  return options.trace_directory.empty() ? generated(options) : from_trace(options);
+}
+
+std::int64_t NodeRows::total() const {
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+}
+
+std::int64_t NodeRows::into(int node) const {
+  std::int64_t sum = 0;
+  for (int source = 0; source < num_nodes; ++source) sum += at(source, node);
+  return sum;
+}
+
+RowCounts count_rows(const Workload& workload) {
+  const int num_nodes = workload.topology.num_nodes();
+  const NodeRows none{num_nodes, std::vector<std::int64_t>(
+                                     static_cast<std::size_t>(num_nodes) * num_nodes)};
+  RowCounts counts;
+  counts.received.resize(static_cast<std::size_t>(workload.num_ranks()));
+  counts.strategies.assign(kNumStrategies, {none, none});
+  TokenCounter counter(workload, counts);
+  const auto num_topk = static_cast<std::size_t>(workload.num_topk);
+  for (int rank = 0; rank < workload.num_ranks(); ++rank) {
+    const support::RoutingData& routing = workload.routing[static_cast<std::size_t>(rank)];
+    for (std::size_t token = 0; token < static_cast<std::size_t>(routing.num_tokens); ++token) {
+      counter.add(rank, std::span(routing.topk_idx).subspan(token * num_topk, num_topk));
+    }
+  }
+  return counts;
+}
+
+std::uint64_t needed_bytes(const Workload& workload, const RowCounts& counts) {
+  const std::uint64_t cold = cold_bytes_per_rank(workload.num_ranks());
+  std::uint64_t bytes = 0;
+  for (std::size_t rank = 0; rank < counts.received.size(); ++rank) {
+    const auto tokens = static_cast<std::uint64_t>(workload.routing[rank].num_tokens);
+    const std::uint64_t rows =
+        static_cast<std::uint64_t>(counts.received[rank]) * workload.row_bytes();
+    // x and out; the window's rows and outputs; both sides of the memcpy; the cooler.
+    bytes += 2 * tokens * workload.row_bytes() + 2 * rows + 2 * std::max(rows, cold) + cold;
+  }
+  return bytes;
+}
+
+}  // namespace ferry::bench

@@ -1,0 +1,82 @@
+// The ferry command: parses the command line, runs one subcommand, and turns every failure into one
+// line on standard error and an exit code (failures.hpp).
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "bench/command.hpp"
+#include "bench/failures.hpp"
+#include "ferry/error.hpp"
+
+namespace {
+
+using ferry::bench::ExitCode;
+
+int fail(ExitCode code, const std::string& text) {
+  fmt::print(stderr, "ferry: {}\n", text);
+  return static_cast<int>(code);
+}
+
+/// What the caller of the command can do about an error of the library.
+ExitCode exit_code_of(ferry::ErrorCode code) {
+  switch (code) {
+    case ferry::ErrorCode::invalid_argument:
+    case ferry::ErrorCode::mismatch:
+    case ferry::ErrorCode::unsupported: return ExitCode::usage;
+    case ferry::ErrorCode::stale_plan:
+    case ferry::ErrorCode::wrong_thread:
+    case ferry::ErrorCode::corrupt_message: return ExitCode::verification_failed;
+    case ferry::ErrorCode::limit_exceeded:
+    case ferry::ErrorCode::resource_exhausted:
+    case ferry::ErrorCode::timeout:
+    case ferry::ErrorCode::peer_failed:
+    case ferry::ErrorCode::cancelled: return ExitCode::environment;
+  }
+  return ExitCode::environment;
+}
+
+int run(const CLI::App& bench, const ferry::bench::BenchFlags& flags) {
+  try {
+    if (bench.parsed()) ferry::bench::run_command(flags);
+    return static_cast<int>(ExitCode::ok);
+  } catch (const ferry::bench::UsageError& error) {
+    return fail(ExitCode::usage, error.what());
+  } catch (const ferry::bench::EnvironmentError& error) {
+    return fail(ExitCode::environment, error.what());
+  } catch (const ferry::bench::VerificationError& error) {
+    return fail(ExitCode::verification_failed, error.what());
+  } catch (const ferry::Error& error) {
+    return fail(exit_code_of(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(ExitCode::environment,
+                "no memory is left; fix: fewer --tokens, a smaller --hidden or fewer ranks");
+  } catch (const std::exception& error) {
+    return fail(ExitCode::environment, error.what());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Ferry carries the tokens of a Mixture-of-Experts layer to their experts and back.", "ferry");
+  app.set_version_flag("--version", "ferry " FERRY_VERSION);
+  app.require_subcommand(1);
+  app.footer("Example: ferry bench --routing zipf:1.0 --link-rate 1gbit\n"
+             "More:    ferry bench --help");
+  ferry::bench::BenchFlags flags;
+  const CLI::App& bench = ferry::bench::add_command(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // --help and --version end here too, with code 0 and their text on standard output.
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return fail(ExitCode::usage, fmt::format("{}; see ferry bench --help", error.what()));
+  }
+  return run(bench, flags);
+}
