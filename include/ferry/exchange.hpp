@@ -23,9 +23,9 @@ class SlotLease;
 
 /// Rows and bytes of a plan, known before anything is sent. Bytes count what this rank sends.
 struct PlanSummary {
-  std::int64_t rows_received = 0;             ///< expert rows of this rank
-  std::uint64_t window_bytes = 0;             ///< exact size of those rows in the window
-  std::uint64_t metadata_bytes = 0;           ///< sent to other nodes while planning
+  std::int64_t rows_received = 0;               ///< expert rows of this rank
+  std::uint64_t window_bytes = 0;               ///< exact size of those rows in the window
+  std::uint64_t metadata_bytes = 0;             ///< sent to other nodes while planning
   std::uint64_t inter_node_bytes_dispatch = 0;  ///< fragments with headers
   std::uint64_t inter_node_bytes_combine = 0;
   std::uint64_t inter_node_rows_dispatch = 0;
@@ -142,9 +142,9 @@ class Exchange {
 
 /// Limits and times that belong to a transport and all its exchanges.
 struct TransportLimits {
-  double deadline_s = 300;                              ///< since a peer's last sign of life
-  std::uint64_t pool_limit_bytes = 64ULL << 30;         ///< window slots of this rank
-  std::uint64_t metadata_limit_bytes = 1ULL << 30;      ///< one metadata message
+  double deadline_s = 300;                          ///< since a peer's last sign of life
+  std::uint64_t pool_limit_bytes = 64ULL << 30;     ///< window slots of this rank
+  std::uint64_t metadata_limit_bytes = 1ULL << 30;  ///< one metadata message
 };
 void set_limits(Transport& transport, const TransportLimits& limits);
 

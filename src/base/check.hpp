@@ -20,12 +20,12 @@ struct SourceLine {
 
 }  // namespace ferry::detail
 
-#define FERRY_ASSERT(condition, ...)                                                        \
-  do {                                                                                      \
-    if (!(condition)) [[unlikely]] {                                                        \
-      ::ferry::detail::assertion_failed(#condition, ::fmt::format(__VA_ARGS__),             \
-                                        {__FILE__, __LINE__});                              \
-    }                                                                                       \
+#define FERRY_ASSERT(condition, ...)                                            \
+  do {                                                                          \
+    if (!(condition)) [[unlikely]] {                                            \
+      ::ferry::detail::assertion_failed(#condition, ::fmt::format(__VA_ARGS__), \
+                                        {__FILE__, __LINE__});                  \
+    }                                                                           \
   } while (false)
 
 #ifdef FERRY_ASSERT_SLOW_ENABLED

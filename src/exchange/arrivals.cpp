@@ -82,11 +82,11 @@ void Engine::handle_fragment(Arrival arrival) {
     return;
   }
   if (fragment.header.has_crc && transport_.checksum(payload) != fragment.header.payload_crc) {
-    refuse_message(arrival.source, fmt::format("payload_crc of fragment {} of {} (call {}) does "
-                                               "not fit its bytes",
-                                               fragment.header.index,
-                                               to_string(fragment.header.call.kind),
-                                               fragment.header.call.use));
+    refuse_message(arrival.source,
+                   fmt::format("payload_crc of fragment {} of {} (call {}) does "
+                               "not fit its bytes",
+                               fragment.header.index, to_string(fragment.header.call.kind),
+                               fragment.header.call.use));
     return;
   }
   deliver_fragment(*exchange, arrival.source, std::move(fragment));
@@ -137,13 +137,14 @@ bool Engine::check_order(ExchangeState& exchange, const wire::CallId& call, int 
   if (past.kind == call.kind && past.plan == call.plan) return true;
   const auto running = exchange.calls.find(call.use);
   if (running != exchange.calls.end()) {
-    refuse(*running->second,
-           Error(ErrorCode::mismatch,
-                 fmt::format("call {} of exchange {} is {} (plan {}) on rank {} and {} (plan {}) on "
-                             "rank {}; fix: start the same operations in the same order on all "
-                             "ranks",
-                             call.use, call.exchange, to_string(past.kind), past.plan, rank(),
-                             to_string(call.kind), call.plan, source)));
+    refuse(
+        *running->second,
+        Error(ErrorCode::mismatch,
+              fmt::format("call {} of exchange {} is {} (plan {}) on rank {} and {} (plan {}) on "
+                          "rank {}; fix: start the same operations in the same order on all "
+                          "ranks",
+                          call.use, call.exchange, to_string(past.kind), past.plan, rank(),
+                          to_string(call.kind), call.plan, source)));
   }
   return false;
 }
@@ -160,8 +161,9 @@ void Engine::apply_grant(ExchangeState& exchange, int source, const wire::Grant&
   if (grant.kind != wire::OpKind::dispatch && grant.kind != wire::OpKind::combine) return;
   LaneOutbox* const outbox = known->second.flow->kind(grant.kind).outbox_of(source);
   if (outbox == nullptr || grant.fragments > outbox->total) {
-    refuse_message(source, fmt::format("a grant of {} fragments for plan {}, which has no such lane",
-                                       grant.fragments, grant.plan));
+    refuse_message(source,
+                   fmt::format("a grant of {} fragments for plan {}, which has no such lane",
+                               grant.fragments, grant.plan));
     return;
   }
   if (grant.ordinal > outbox->ordinal) {
@@ -216,8 +218,8 @@ void Engine::handle_metadata(Arrival arrival) {
     return;
   }
   if (!check_order(*exchange, header.call, arrival.source)) return;
-  const bool over = header.call.use < exchange->next_use &&
-                    !exchange->calls.contains(header.call.use);
+  const bool over =
+      header.call.use < exchange->next_use && !exchange->calls.contains(header.call.use);
   if (over) return;  // the call failed here before this came
   exchange->metadata[header.call.use].push_back({arrival.source, std::move(arrival.bytes)});
 }

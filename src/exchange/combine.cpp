@@ -45,8 +45,7 @@ void CombineOperation::group_lanes() {
   std::size_t lane = 0;
   for (int node = 0; node < topology.num_nodes(); ++node) {
     NodeGroup group{.home = node == engine().transport().node(), .first_lane = lane};
-    while (lane < lanes_.size() &&
-           topology.node_of(lanes_[lane].receiver.lane().peer) == node) {
+    while (lane < lanes_.size() && topology.node_of(lanes_[lane].receiver.lane().peer) == node) {
       ++lane;
     }
     group.end_lane = lane;
@@ -96,7 +95,8 @@ bool CombineOperation::copy_y() {
   copy_rows_.clear();
   copy_targets_.clear();
   for (; copied_rows_ < end; ++copied_rows_) {
-    copy_rows_.push_back({y_.row(copied_rows_), static_cast<std::uint32_t>(copy_targets_.size()), 1});
+    copy_rows_.push_back(
+        {y_.row(copied_rows_), static_cast<std::uint32_t>(copy_targets_.size()), 1});
     copy_targets_.push_back(lease_->slot().data() + copied_rows_ * stride);
   }
   engine().transport().push_rows({.source_dtype = exchange().shape.dtype,
@@ -150,8 +150,9 @@ void CombineOperation::fill_partials(const LaneSenders::Next& next, std::byte* p
     const std::uint32_t item = next.fragment.first + i;
     const auto first = static_cast<std::uint32_t>(terms_.size());
     const std::span<const plan::Target> targets =
-        std::span(lane.targets).subspan(lane.target_begin[item],
-                                        lane.target_begin[item + 1] - lane.target_begin[item]);
+        std::span(lane.targets)
+            .subspan(lane.target_begin[item],
+                     lane.target_begin[item + 1] - lane.target_begin[item]);
     for (const plan::Target& target : targets) terms_.push_back(output_term(target));
     if (raw) {
       sources_.push_back(terms_.back().row);
@@ -175,16 +176,20 @@ void CombineOperation::fill_partials(const LaneSenders::Next& next, std::byte* p
 }
 
 bool CombineOperation::sum_home() {
-  if (range_ == plan()->rows.num_ranges()) {
-    for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      if (flow_->inboxes[i].ordinal == ordinal_) lanes_[i].receiver.end_use(*this, flow_->inboxes[i]);
-    }
-    return false;
+  const std::uint64_t num_ranges = plan()->rows.num_ranges();
+  bool advanced = false;
+  if (range_ < num_ranges) {
+    if (!stage_range() || !running()) return false;
+    sum_range();
+    ++range_;
+    advanced = true;
   }
-  if (!stage_range() || !running()) return false;
-  sum_range();
-  ++range_;
-  return true;
+  if (range_ < num_ranges) return advanced;
+  // In the same step as the last sum: the operation may be over after it.
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    if (flow_->inboxes[i].ordinal == ordinal_) lanes_[i].receiver.end_use(*this, flow_->inboxes[i]);
+  }
+  return advanced;
 }
 
 // True when all partial sums of the range are here.

@@ -1,7 +1,7 @@
 #pragma once
-// Exchange::combine, the way back: a landing rank sums a token's outputs on its node, straight from
-// the experts' windows, and sends one row; the home rank adds nodes in ascending order. Ranges go in
-// ascending order, so staging holds a few ranges, whatever the number of tokens.
+// Exchange::combine, the way back: a landing rank sums a token's outputs on its node, straight
+// from the experts' windows, and sends one row; the home rank adds nodes in ascending order.
+// Ranges go in ascending order, so staging holds a few of them, whatever the number of tokens.
 
 #include <memory>
 #include <vector>

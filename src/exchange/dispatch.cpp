@@ -67,12 +67,11 @@ bool DispatchOperation::send_some() {
       sources_.push_back(x_.row(next->lane->tokens[next->fragment.first + i]));
     }
     Block block = engine().network().take_block();
-    engine().transport().pack_rows(
-        {.source_dtype = exchange().shape.dtype,
-         .wire_dtype = *exchange().options.wire_dispatch,
-         .hidden = exchange().shape.hidden,
-         .rows = sources_,
-         .out = block.memory().data() + wire::kFragmentHeaderBytes});
+    engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
+                                    .wire_dtype = *exchange().options.wire_dispatch,
+                                    .hidden = exchange().shape.hidden,
+                                    .rows = sources_,
+                                    .out = block.memory().data() + wire::kFragmentHeaderBytes});
     engine().network().send_fragment(
         next->pair->dispatch.peer,
         {.call = call(),

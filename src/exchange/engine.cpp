@@ -59,17 +59,18 @@ Engine::~Engine() = default;
 const std::shared_ptr<ExchangeState>& Engine::world() { return world_; }
 
 void Engine::add(const std::shared_ptr<ExchangeState>& exchange) {
-  network_.grow_blocks(wire::kFragmentHeaderBytes +
-                       std::max(exchange->dispatch_framing.row_bytes *
-                                    exchange->dispatch_framing.rows_per_fragment,
-                                exchange->combine_framing.row_bytes *
-                                    exchange->combine_framing.rows_per_fragment));
+  network_.grow_blocks(
+      wire::kFragmentHeaderBytes +
+      std::max(exchange->dispatch_framing.row_bytes * exchange->dispatch_framing.rows_per_fragment,
+               exchange->combine_framing.row_bytes * exchange->combine_framing.rows_per_fragment));
   exchanges_[exchange->id] = exchange;
   // Peers may have made the exchange earlier and used it already.
   if (auto waiting = ahead_.extract(exchange->id)) {
     for (Arrival& arrival : waiting.mapped()) {
-      if (arrival.kind == MessageKind::metadata) handle_metadata(std::move(arrival));
-      else handle_control(std::move(arrival));
+      if (arrival.kind == MessageKind::metadata)
+        handle_metadata(std::move(arrival));
+      else
+        handle_control(std::move(arrival));
     }
   }
 }
@@ -80,12 +81,12 @@ void Engine::start(const std::shared_ptr<Operation>& operation,
   drop_dead_plans(exchange);
   const std::uint64_t use = operation->call().use;
   exchange.calls.emplace(use, operation);
-  exchange.past[use % exchange.past.size()] = {use, operation->call().plan,
-                                               operation->call().kind};
+  exchange.past[use % exchange.past.size()] = {use, operation->call().plan, operation->call().kind};
+  const auto poisoned = exchange.poisoned_plans.find(operation->call().plan);
   if (auto ahead = exchange.poison_ahead.extract(use)) {
     apply(exchange, ahead.mapped());
-  } else if (operation->plan() && operation->plan()->poisoned) {
-    refuse(*operation, *operation->plan()->poisoned);
+  } else if (poisoned != exchange.poisoned_plans.end()) {
+    refuse(*operation, Error(poisoned->second));
   } else if (refusal) {
     refuse(*operation, *refusal);
   }
@@ -189,6 +190,7 @@ void Engine::adopt_plan(ExchangeState& exchange, const std::shared_ptr<PlanState
     }
   }
   for (ExchangeState::Early& early : rest) exchange.early.push_back(std::move(early));
+  if (exchange.poisoned_plans.contains(plan->number)) retire_flow(exchange.plans[plan->number]);
 }
 
 void Engine::drop_dead_plans(ExchangeState& exchange) {
@@ -200,6 +202,9 @@ void Engine::drop_dead_plans(ExchangeState& exchange) {
     retire_flow(at->second);
     at = exchange.plans.erase(at);
   }
+  std::erase_if(exchange.poisoned_plans, [&](const auto& entry) {
+    return !exchange.plans.contains(entry.first) && !is_coming(exchange, entry.first);
+  });
 }
 
 void Engine::retire_flow(ExchangeState::KnownPlan& known) {

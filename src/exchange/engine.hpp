@@ -108,6 +108,7 @@ class Engine final : public TransportAttachment {
   bool read_boards();
   bool flush_boards();
   void apply(ExchangeState& exchange, const Poison& poison);
+  void poison_plan(ExchangeState& exchange, std::uint32_t plan, const Error& error);
 
   Transport& transport_;
   const std::vector<int>& node_ranks_;

@@ -34,18 +34,19 @@ std::optional<Error> find_matrix_error(const ExchangeState& exchange, const Cons
                               to_string(matrix.dtype), rank, to_string(exchange.shape.dtype)));
   }
   if (matrix.rows != expected.rows || matrix.columns != exchange.shape.hidden) {
-    return refuse(fmt::format("has shape [{}, {}] on rank {}; allowed: [{}, {}], from the plan and "
-                              "the exchange's hidden size",
-                              matrix.rows, matrix.columns, rank, expected.rows,
-                              exchange.shape.hidden));
+    return refuse(
+        fmt::format("has shape [{}, {}] on rank {}; allowed: [{}, {}], from the plan and "
+                    "the exchange's hidden size",
+                    matrix.rows, matrix.columns, rank, expected.rows, exchange.shape.hidden));
   }
   if (matrix.rows > 0 && matrix.data == nullptr) {
     return refuse(fmt::format("is null on rank {}, with {} rows", rank, matrix.rows));
   }
   if (matrix.rows > 1 && matrix.stride_bytes() < static_cast<std::int64_t>(exchange.row_bytes)) {
-    return refuse(fmt::format("has rows {} bytes apart on rank {}; allowed: at least {}, the bytes "
-                              "of a row",
-                              matrix.stride_bytes(), rank, exchange.row_bytes));
+    return refuse(
+        fmt::format("has rows {} bytes apart on rank {}; allowed: at least {}, the bytes "
+                    "of a row",
+                    matrix.stride_bytes(), rank, exchange.row_bytes));
   }
   return std::nullopt;
 }
@@ -54,9 +55,9 @@ std::optional<Error> find_plan_error(const ExchangeState& exchange, const PlanSt
                                      std::string_view call) {
   const int rank = exchange.engine.rank();
   if (plan == nullptr) {
-    return Error(ErrorCode::stale_plan,
-                 fmt::format("{}: the plan on rank {} is empty; fix: use the result of plan()",
-                             call, rank));
+    return Error(
+        ErrorCode::stale_plan,
+        fmt::format("{}: the plan on rank {} is empty; fix: use the result of plan()", call, rank));
   }
   const auto known = exchange.plans.find(plan->number);
   const bool ours = plan->exchange_id == exchange.id && known != exchange.plans.end() &&
@@ -102,7 +103,7 @@ Pending<Result> refused(const std::shared_ptr<ExchangeState>& exchange,
 using detail::CallerGuard;
 using detail::Engine;
 
-// Plan ---------------------------------------------------------------------------------------------
+// Plan ------------------------------------------------------------------------------------------
 
 std::int64_t Plan::num_rows() const { return state_->rows.num_rows(); }
 std::span<const std::int64_t> Plan::expert_counts() const { return state_->rows.expert_counts; }
@@ -110,7 +111,7 @@ std::span<const std::int64_t> Plan::expert_offsets() const { return state_->rows
 std::span<const std::int32_t> Plan::local_experts() const { return state_->local_experts; }
 const PlanSummary& Plan::summary() const { return state_->summary; }
 
-// WindowRows -----------------------------------------------------------------------------------------
+// WindowRows --------------------------------------------------------------------------------------
 
 WindowRows::WindowRows(Plan plan, Matrix matrix, std::unique_ptr<detail::SlotLease> lease)
     : plan_(std::move(plan)), matrix_(matrix), lease_(std::move(lease)) {}
@@ -118,7 +119,7 @@ WindowRows::WindowRows(WindowRows&&) noexcept = default;
 WindowRows& WindowRows::operator=(WindowRows&&) noexcept = default;
 WindowRows::~WindowRows() = default;
 
-// Exchange -------------------------------------------------------------------------------------------
+// Exchange ----------------------------------------------------------------------------------------
 
 Exchange::Exchange(Transport& transport, Placement placement, RowShape shape,
                    ExchangeOptions options) {
@@ -157,8 +158,7 @@ Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x) {
     return detail::refused<ExpertRows>(state_, nullptr, kKind, *error);
   }
   const auto tokens = static_cast<std::int64_t>(plan.state()->rows.num_tokens);
-  if (const auto error =
-          detail::find_matrix_error(*state_, x, {"dispatch", "x", tokens})) {
+  if (const auto error = detail::find_matrix_error(*state_, x, {"dispatch", "x", tokens})) {
     return detail::refused<ExpertRows>(state_, plan.state(), kKind, *error);
   }
   const auto operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(), x);
@@ -181,8 +181,8 @@ OutputRows Exchange::output(const Plan& plan) {
   }
   const detail::PlanState& state = *plan.state();
   auto lease = state_->engine.slots().take(
-      state.summary.window_bytes, fmt::format("output of plan {} of exchange {}", state.number,
-                                              state_->id));
+      state.summary.window_bytes,
+      fmt::format("output of plan {} of exchange {}", state.number, state_->id));
   const Matrix rows{.data = lease->slot().data(),
                     .dtype = state_->shape.dtype,
                     .rows = state.rows.num_rows(),
@@ -218,7 +218,7 @@ const RowShape& Exchange::shape() const { return state_->shape; }
 const ExchangeOptions& Exchange::options() const { return state_->options; }
 std::uint64_t Exchange::metadata_rounds() const { return state_->metadata_rounds; }
 
-// Transport-wide -----------------------------------------------------------------------------------
+// Transport-wide --------------------------------------------------------------------------------
 
 void set_limits(Transport& transport, const TransportLimits& limits) {
   Engine& engine = Engine::of(transport);

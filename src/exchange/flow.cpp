@@ -50,18 +50,15 @@ LaneOutbox* KindFlow::outbox_of(int peer) { return box_of(outboxes, peer); }
 
 PlanFlow::PlanFlow(const plan::RankPlan& plan, const plan::Framing& dispatch,
                    const plan::Framing& combine)
-    : kinds_{make_kind({plan.outgoing, plan.landing}, dispatch,
-                       [](const plan::LanePair& pair) -> const plan::Lane& {
-                         return pair.dispatch;
-                       }),
-             make_kind({plan.landing, plan.outgoing}, combine,
-                       [](const plan::LanePair& pair) -> const plan::Lane& {
-                         return pair.back();
-                       })} {}
+    : kinds_{
+          make_kind({plan.outgoing, plan.landing}, dispatch,
+                    [](const plan::LanePair& pair) -> const plan::Lane& { return pair.dispatch; }),
+          make_kind({plan.landing, plan.outgoing}, combine,
+                    [](const plan::LanePair& pair) -> const plan::Lane& { return pair.back(); })} {}
 
 KindFlow& PlanFlow::kind(wire::OpKind kind) {
-  FERRY_ASSERT(kind == wire::OpKind::dispatch || kind == wire::OpKind::combine,
-               "no flow for {}", wire::to_string(kind));
+  FERRY_ASSERT(kind == wire::OpKind::dispatch || kind == wire::OpKind::combine, "no flow for {}",
+               wire::to_string(kind));
   return kinds_[kind == wire::OpKind::dispatch ? 0 : 1];
 }
 

@@ -97,8 +97,8 @@ void LaneReceiver::grant_through(Operation& operation, LaneInbox& inbox, std::ui
       working_on + static_cast<std::uint64_t>(exchange.options.ranges_in_flight);
   if (through <= granted_range_) return;
   granted_range_ = through;
-  const auto fragments = static_cast<std::uint32_t>(
-      plan::fragments_through(*lane_, rows_per_fragment_, through - 1));
+  const auto fragments =
+      static_cast<std::uint32_t>(plan::fragments_through(*lane_, rows_per_fragment_, through - 1));
   if (fragments <= inbox.granted) return;
   Network& network = exchange.engine.network();
   network.expect(inbox.peer, fragments - inbox.granted);

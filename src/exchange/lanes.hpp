@@ -41,7 +41,7 @@ class LaneSenders {
   std::vector<Lane> lanes_;  ///< same order as the flow's outboxes
   std::size_t turn_ = 0;     ///< lane after the one that sent last
   std::size_t picked_ = 0;
-  std::size_t open_ = 0;     ///< lanes with fragments left
+  std::size_t open_ = 0;  ///< lanes with fragments left
 };
 
 /// The receiving side of one lane in one call.

@@ -3,11 +3,11 @@
 #include "exchange/network.hpp"
 
 #include <algorithm>
-#include <mutex>
 
 #include <fmt/format.h>
 
 #include "base/check.hpp"
+#include "base/keep_forever.hpp"
 #include "exchange/operation.hpp"
 
 namespace ferry::detail {
@@ -15,18 +15,6 @@ namespace {
 
 // One slow peer must not use up all sends of a rank that has others to serve.
 constexpr int kFragmentsInFlightPerPeer = 2;
-
-// Memory under sends that never ended: a receiver may copy from it at any time. Held for ever, so
-// that a failed exchange can be torn down without waiting for anybody.
-struct Abandoned {
-  std::mutex mutex;
-  std::vector<std::vector<std::byte>> messages;
-  std::vector<std::span<std::byte>> blocks;
-};
-Abandoned& abandoned() {
-  static auto* const memory = new Abandoned;
-  return *memory;
-}
 
 bool same_stream(const wire::Grant& a, const wire::Grant& b) {
   return a.exchange == b.exchange && a.plan == b.plan && a.kind == b.kind;
@@ -46,13 +34,13 @@ Network::~Network() {
     if (peers_[source].posted == 0) continue;
     for (const auto buffer : transport_.withdraw_receives(source)) blocks_.give_back(buffer);
   }
-  if (messages_.empty() && fragments_.empty()) return;
-  const std::lock_guard lock(abandoned().mutex);
+  // A receiver may copy from the memory of an unfinished send at any time, and a failed exchange is
+  // torn down without waiting for anybody.
   for (MessageInFlight& message : messages_) {
-    abandoned().messages.push_back(std::move(message.bytes));
+    base::keep_forever(std::make_shared<std::vector<std::byte>>(std::move(message.bytes)));
   }
   for (FragmentInFlight& fragment : fragments_) {
-    abandoned().blocks.push_back(fragment.block.release());
+    base::keep_forever(std::shared_ptr<void>(fragment.block.release().data(), [](void*) {}));
   }
 }
 

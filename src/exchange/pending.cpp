@@ -43,8 +43,8 @@ void wait(Engine& engine, Operation& operation) {
   const WaitOutcome outcome = engine.transport().wait_until(waiter);
   engine.show_waiting(nullptr);
   if (outcome == WaitOutcome::done) return;
-  engine.refuse(operation, Error(ErrorCode::timeout, engine.describe_wait(
-                                                         operation, waiter.quiet_limit_s())));
+  engine.refuse(operation,
+                Error(ErrorCode::timeout, engine.describe_wait(operation, waiter.quiet_limit_s())));
   // Nobody waits for the quiet of a peer that gave no sign of life.
   engine.progress();
   if (!operation.over()) operation.end_failing();
@@ -53,8 +53,7 @@ void wait(Engine& engine, Operation& operation) {
 
 }  // namespace
 
-PendingBase::PendingBase(std::shared_ptr<Operation> operation)
-    : operation_(std::move(operation)) {}
+PendingBase::PendingBase(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
 PendingBase::PendingBase(PendingBase&&) noexcept = default;
 PendingBase& PendingBase::operator=(PendingBase&& other) noexcept {
   std::swap(operation_, other.operation_);

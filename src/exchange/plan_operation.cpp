@@ -77,8 +77,9 @@ MetadataRound::Note PlanOperation::annotate(int source, std::span<const std::byt
   const int columns = exchange().experts.num_columns(engine().transport().node());
   const auto corrupt = [&](const std::string& why) {
     return MetadataRound::Note{
-        {}, Error(ErrorCode::corrupt_message,
-                  fmt::format("{}: metadata of rank {}: {}", describe(), source, why))};
+        {},
+        Error(ErrorCode::corrupt_message,
+              fmt::format("{}: metadata of rank {}: {}", describe(), source, why))};
   };
   wire::MetadataHeader header;
   if (const auto problem = wire::decode(message.first(wire::kMetadataHeaderBytes), header)) {
@@ -137,9 +138,8 @@ std::optional<Error> PlanOperation::read_headers() {
   headers_.resize(static_cast<std::size_t>(num_ranks));
   for (int rank = 0; rank < num_ranks; ++rank) {
     const auto message = round_->message_of(rank);
-    const auto problem =
-        wire::decode(message.first(std::min(message.size(), wire::kMetadataHeaderBytes)),
-                     headers_[rank]);
+    const auto problem = wire::decode(
+        message.first(std::min(message.size(), wire::kMetadataHeaderBytes)), headers_[rank]);
     if (problem) return Error(ErrorCode::corrupt_message, *problem);
     if (rank == 0) continue;
     if (const auto difference =
@@ -198,9 +198,8 @@ WaitTarget PlanOperation::waits_for() const {
 bool PlanOperation::quiet() {
   if (round_) round_->retire(*this);
   exchange().metadata.erase(call().use);
-  std::erase_if(exchange().early, [this](const ExchangeState::Early& early) {
-    return early.plan == call().plan;
-  });
+  std::erase_if(exchange().early,
+                [this](const ExchangeState::Early& early) { return early.plan == call().plan; });
   return true;
 }
 

@@ -11,11 +11,11 @@ namespace ferry::detail {
 
 void Engine::broadcast(ExchangeState& exchange, const Poison& poison) {
   post_on_board(exchange, poison);
-  const std::vector<std::byte> message = wire::encode(
-      wire::PoisonMessage{.call = poison.call,
-                          .origin = static_cast<std::uint32_t>(poison.origin),
-                          .code = poison.error.code(),
-                          .text = poison.error.what()});
+  const std::vector<std::byte> message =
+      wire::encode(wire::PoisonMessage{.call = poison.call,
+                                       .origin = static_cast<std::uint32_t>(poison.origin),
+                                       .code = poison.error.code(),
+                                       .text = poison.error.what()});
   const Topology& topology = transport_.topology();
   for (int node = 0; node < topology.num_nodes(); ++node) {
     if (node == transport_.node()) continue;
@@ -87,11 +87,14 @@ bool Engine::read_boards() {
       const std::uint64_t next = read.load(std::memory_order_relaxed);
       if (!transport_.reached(control->poison_count(), next + 1)) continue;
       const PoisonEntry& entry = control->entry(next);
-      const Poison poison{
-          .call = {.generation = 1, .exchange = id, .use = entry.use, .plan = entry.plan,
-                   .kind = entry.kind},
-          .origin = static_cast<int>(entry.origin),
-          .error = Error(static_cast<ErrorCode>(entry.code), std::string(entry.text, entry.length))};
+      const Poison poison{.call = {.generation = 1,
+                                   .exchange = id,
+                                   .use = entry.use,
+                                   .plan = entry.plan,
+                                   .kind = entry.kind},
+                          .origin = static_cast<int>(entry.origin),
+                          .error = Error(static_cast<ErrorCode>(entry.code),
+                                         std::string(entry.text, entry.length))};
       transport_.raise_flag(read, next + 1);
       apply(*exchange, poison);
       advanced = true;
@@ -104,23 +107,33 @@ bool Engine::read_boards() {
 // next one on the plan, and calls on it that still run lose peers that will not go on.
 void Engine::apply(ExchangeState& exchange, const Poison& poison) {
   const std::uint64_t use = poison.call.use;
-  if (use >= exchange.next_use) {
-    exchange.poison_ahead.emplace(use, poison);
-    return;
-  }
-  std::uint32_t plan = poison.call.plan;
   const ExchangeState::PastCall& past = exchange.past[use % exchange.past.size()];
-  if (past.use == use && past.plan != kNoPlan) plan = past.plan;
-  if (const auto call = exchange.calls.find(use); call != exchange.calls.end()) {
+  const bool started = use < exchange.next_use;
+  std::uint32_t plan = poison.call.plan;
+  if (started && past.use == use && past.plan != kNoPlan) plan = past.plan;
+  if (!started) {
+    exchange.poison_ahead.emplace(use, poison);
+  } else if (const auto call = exchange.calls.find(use); call != exchange.calls.end()) {
     call->second->fail(poison.error);
   }
+  if (plan == kNoPlan) return;
+  poison_plan(exchange, plan, poison.error);
+  std::vector<Poison> collateral;
   for (const auto& [number, operation] : exchange.calls) {
-    if (plan != kNoPlan && operation->call().plan == plan) operation->fail(poison.error);
+    if (!operation->running() || operation->call().plan != plan) continue;
+    operation->fail(poison.error);
+    collateral.push_back({operation->call(), rank(), poison.error});
   }
+  // A refusal that names the plan poisons it everywhere. One that does not (it was of a plan that
+  // is not of this exchange) is understood only where the call has started, so that the others
+  // must be told what else ends with it.
+  if (poison.call.plan != kNoPlan) return;
+  for (const Poison& other : collateral) broadcast(exchange, other);
+}
+
+void Engine::poison_plan(ExchangeState& exchange, std::uint32_t plan, const Error& error) {
+  exchange.poisoned_plans.emplace(plan, error);
   if (const auto known = exchange.plans.find(plan); known != exchange.plans.end()) {
-    if (const auto state = known->second.state.lock(); state && !state->poisoned) {
-      state->poisoned = poison.error;
-    }
     retire_flow(known->second);
   }
 }

@@ -80,12 +80,13 @@ void SlotPool::refuse(std::uint64_t bytes) const {
     holders += fmt::format("{}{} ({} bytes)", holders.empty() ? "" : ", ", slot->holder,
                            slot->capacity_bytes);
   }
-  throw Error(ErrorCode::limit_exceeded,
-              fmt::format("window pool: a slot of {} bytes is needed on rank {}, but {} of {} bytes "
-                          "are held by: {}; fix: drop handles that are no longer used, or raise "
-                          "pool_limit_bytes",
-                          bytes, transport_.rank(), reserved_bytes_, limit_bytes,
-                          holders.empty() ? "nobody" : holders));
+  throw Error(
+      ErrorCode::limit_exceeded,
+      fmt::format("window pool: a slot of {} bytes is needed on rank {}, but {} of {} bytes "
+                  "are held by: {}; fix: drop handles that are no longer used, or raise "
+                  "pool_limit_bytes",
+                  bytes, transport_.rank(), reserved_bytes_, limit_bytes,
+                  holders.empty() ? "nobody" : holders));
 }
 
 }  // namespace ferry::detail

@@ -23,9 +23,7 @@ namespace ferry::detail {
 struct SlotLayout {
   int node_size = 1;
 
-  Line& written(std::byte* base, int writer) const {
-    return reinterpret_cast<Line*>(base)[writer];
-  }
+  Line& written(std::byte* base, int writer) const { return reinterpret_cast<Line*>(base)[writer]; }
   Line& released(std::byte* base, int reader) const {
     return reinterpret_cast<Line*>(base)[node_size + reader];
   }
@@ -42,8 +40,8 @@ struct Slot {
   std::uint64_t capacity_bytes = 0;  ///< of the data
   std::uint64_t turn = 0;
   bool shown = false;
-  std::string holder;                ///< who took it last, for the error of a full pool
-  std::atomic<int> leases{0};        ///< atomic: a handle may be dropped on any thread
+  std::string holder;          ///< who took it last, for the error of a full pool
+  std::atomic<int> leases{0};  ///< atomic: a handle may be dropped on any thread
 
   std::byte* data() const { return base + layout.data_offset(); }
 };

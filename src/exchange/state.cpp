@@ -20,7 +20,9 @@ std::uint64_t align_row(std::uint64_t bytes) {
   return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(ErrorCode::invalid_argument, text);
+}
 
 plan::Framing framing(const RowShape& shape, DType wire_dtype, const ExchangeOptions& options) {
   return plan::make_framing(static_cast<std::uint64_t>(shape.hidden) * element_bytes(wire_dtype),
@@ -35,18 +37,20 @@ ExchangeOptions filled_in(const ExchangeOptions& wanted, const RowShape& shape,
                        shape.hidden, kLongestHidden));
   }
   if (wanted.fragment_bytes < 0 || wanted.fragment_bytes > (1LL << 30)) {
-    refuse(fmt::format("exchange: fragment_bytes = {}; allowed: 0 (what the transport prefers) to "
-                       "1 GiB",
-                       wanted.fragment_bytes));
+    refuse(
+        fmt::format("exchange: fragment_bytes = {}; allowed: 0 (what the transport prefers) to "
+                    "1 GiB",
+                    wanted.fragment_bytes));
   }
   if (wanted.range_tokens < 0 || wanted.range_tokens > 0xFFFFFFFFLL) {
-    refuse(fmt::format("exchange: range_tokens = {}; allowed: 0 (as fills eight fragments) to "
-                       "4294967295",
-                       wanted.range_tokens));
+    refuse(
+        fmt::format("exchange: range_tokens = {}; allowed: 0 (as fills eight fragments) to "
+                    "4294967295",
+                    wanted.range_tokens));
   }
   if (wanted.ranges_in_flight < 1 || wanted.ranges_in_flight > 1024) {
-    refuse(fmt::format("exchange: ranges_in_flight = {}; allowed: 1..1024",
-                       wanted.ranges_in_flight));
+    refuse(
+        fmt::format("exchange: ranges_in_flight = {}; allowed: 1..1024", wanted.ranges_in_flight));
   }
   ExchangeOptions options = wanted;
   options.wire_dispatch = wanted.wire_dispatch.value_or(shape.dtype);
@@ -124,8 +128,7 @@ PlanState::PlanState(ExchangeState& owner, std::uint32_t plan_number, plan::Rank
   const plan::RankTraffic traffic =
       plan::traffic(rows, topology, owner.dispatch_framing, owner.combine_framing);
   summary.rows_received = rows.num_rows();
-  summary.window_bytes =
-      static_cast<std::uint64_t>(rows.num_rows()) * owner.window_stride_bytes;
+  summary.window_bytes = static_cast<std::uint64_t>(rows.num_rows()) * owner.window_stride_bytes;
   summary.metadata_bytes = metadata_bytes;
   summary.inter_node_bytes_dispatch = traffic.bytes_out;
   summary.inter_node_bytes_combine = traffic.bytes_back;

@@ -55,8 +55,6 @@ class PlanState {
   PlanSummary summary;
   // Shared with the exchange, which must take back credit of plans that are gone.
   std::shared_ptr<PlanFlow> flow;
-  /// Set once any rank refused an operation on this plan: every later one ends with this.
-  std::optional<Error> poisoned;
 };
 
 /// State behind Exchange on one rank.
@@ -74,7 +72,7 @@ class ExchangeState {
   const plan::ExpertIndex experts;
   const plan::Framing dispatch_framing;
   const plan::Framing combine_framing;
-  const std::uint64_t row_bytes;     ///< of the dtype
+  const std::uint64_t row_bytes;            ///< of the dtype
   const std::uint64_t window_stride_bytes;  ///< distance of rows in windows
 
   std::uint64_t next_use = 0;
@@ -105,6 +103,9 @@ class ExchangeState {
     std::shared_ptr<PlanFlow> flow;
   };
   std::map<std::uint32_t, KnownPlan> plans;
+  /// Plans on which a rank refused an operation: every later one ends with that error. Also of
+  /// plans that are still being made here.
+  std::map<std::uint32_t, Error> poisoned_plans;
   /// What arrived for plans that are still being made here.
   struct Early {
     int peer = -1;

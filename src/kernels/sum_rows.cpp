@@ -103,7 +103,7 @@ Bunch next_bunch(const SumJob& job, std::size_t first, std::size_t end, Tree& tr
     if (&level == &tree.node && last.ends_node) break;
     const SumTerm& term = job.terms[first + bunch.count];
     if (&level_of(term, tree) != &level) break;
-    if (term.dtype != head.dtype || term.weighted != head.weighted) break;
+    if (term.dtype != head.dtype) break;
     ++bunch.count;
   }
   return bunch;
@@ -128,10 +128,10 @@ void sum_columns(const SumJob& job, const SumRow& row, const Columns& columns, W
     const Place place{level.values, out, line_offset(out) == 0};
     first += bunch.count;
     if (first == end && is_whole_row(level, tree)) {
-      choose_finish(head, starts, job.out_dtype)(streams, columns.count, place);
+      choose_finish(head.dtype, starts, job.out_dtype)(streams, columns.count, place);
       return;
     }
-    choose_add(head, starts)(streams, columns.count, place);
+    choose_add(head.dtype, starts)(streams, columns.count, place);
     const SumTerm& last = job.terms[first - 1];
     if (last.ends_rank && tree.rank.started) close_level(tree.rank, tree.node, columns.count);
     if (last.ends_node && tree.node.started) close_level(tree.node, tree.total, columns.count);

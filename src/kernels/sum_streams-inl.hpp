@@ -62,7 +62,8 @@ HWY_INLINE Streams open_streams(const SumJob& job, const Bunch& bunch, std::size
   for (std::size_t k = 0; k < bunch.count; ++k) {
     const SumTerm& term = job.terms[bunch.first + k];
     streams.at[k] = term.row + begin_bytes;
-    streams.weights[k] = term.weight;
+    // Times 1 is exact, so rows that are added as they are need no code of their own.
+    streams.weights[k] = term.weighted ? term.weight : 1.0F;
     const auto here = reinterpret_cast<std::uintptr_t>(streams.at[k]);
     streams.near[k] = here + distance;
     const std::size_t later = bunch.first + k + skipped;
@@ -76,11 +77,10 @@ HWY_INLINE Streams open_streams(const SumJob& job, const Bunch& bunch, std::size
   return streams;
 }
 
-/// How a bunch is added: which elements, weighted or as they are, to a sum that starts here or not.
-template <DType kFromType, bool kIsWeighted, bool kStarts>
+/// How a bunch is added: elements of which dtype, to a sum that starts here or not.
+template <DType kFromType, bool kStarts>
 struct Addition {
   static constexpr DType kFrom = kFromType;
-  static constexpr bool kWeighted = kIsWeighted;
   static constexpr bool kFirst = kStarts;
 };
 
@@ -103,9 +103,7 @@ struct Place {
 
 template <class How>
 HWY_INLINE FloatVec load_term(const std::byte* at, FloatVec weight) {
-  const FloatVec value = load_lanes<How::kFrom>(at);
-  if constexpr (How::kWeighted) return hn::Mul(weight, value);
-  return value;
+  return hn::Mul(weight, load_lanes<How::kFrom>(at));
 }
 
 /// Rounds two vectors of a finished sum and writes them. NaN has one pattern.
@@ -181,8 +179,11 @@ HWY_INLINE void prefetch_block(const Streams& streams, std::size_t offset, std::
   }
 }
 
-/// The last `columns` of the streams, fewer than a block. A row is never read or written past its
-/// end: its last columns are copied, padded, to and fro.
+template <class How, class Result>
+void add_streams(const Streams& streams, std::size_t columns, const Place& start);
+
+/// The last `columns` of the streams, fewer than a block, from column `done` on. A row is never
+/// read or written past its end: its last columns are copied, padded, to and fro.
 template <class How, class Result>
 void add_last_columns(const Streams& streams, std::size_t done, std::size_t columns, Place place) {
   constexpr std::size_t size = element_bytes(How::kFrom);
@@ -196,10 +197,11 @@ void add_last_columns(const Streams& streams, std::size_t done, std::size_t colu
   std::byte* final_out = place.out;
   place.out = out;
   place.whole_lines = false;
-  add_block<How, Result>(padded, 0, place);
+  add_streams<How, Result>(padded, kVectors * hn::Lanes(FloatTag()), place);
   if constexpr (Result::kRounds) std::memcpy(final_out, out, columns * element_bytes(Result::kTo));
 }
 
+/// Adds `columns` columns of all streams to the sum at `start`, which has room for whole blocks.
 template <class How, class Result>
 void add_streams(const Streams& streams, std::size_t columns, const Place& start) {
   constexpr std::size_t size = element_bytes(How::kFrom);
@@ -223,36 +225,32 @@ using AddFunction = void (*)(const Streams&, std::size_t, const Place&);
 template <class Result>
 struct ChooseAdd {
   template <DType kFrom>
-  static AddFunction from(bool weighted, bool first) {
-    if (weighted) {
-      return first ? add_streams<Addition<kFrom, true, true>, Result>
-                   : add_streams<Addition<kFrom, true, false>, Result>;
-    }
-    return first ? add_streams<Addition<kFrom, false, true>, Result>
-                 : add_streams<Addition<kFrom, false, false>, Result>;
+  static AddFunction from(bool first) {
+    return first ? add_streams<Addition<kFrom, true>, Result>
+                 : add_streams<Addition<kFrom, false>, Result>;
   }
 
-  static AddFunction of(const SumTerm& term, bool first) {
-    switch (term.dtype) {
-      case DType::f32: return from<DType::f32>(term.weighted, first);
-      case DType::bf16: return from<DType::bf16>(term.weighted, first);
-      case DType::f16: return from<DType::f16>(term.weighted, first);
+  static AddFunction of(DType dtype, bool first) {
+    switch (dtype) {
+      case DType::f32: return from<DType::f32>(first);
+      case DType::bf16: return from<DType::bf16>(first);
+      case DType::f16: return from<DType::f16>(first);
     }
     return nullptr;
   }
 };
 
-/// What adds a bunch like `term` to a sum. Requires a sum that is started, unless `first`.
-inline AddFunction choose_add(const SumTerm& term, bool first) {
-  return ChooseAdd<Keep>::of(term, first);
+/// What adds a bunch of `dtype` to a sum. Requires a sum that is started, unless `first`.
+inline AddFunction choose_add(DType dtype, bool first) {
+  return ChooseAdd<Keep>::of(dtype, first);
 }
 
 /// The same for the last bunch of a row, which rounds the sum to `to` and writes it.
-inline AddFunction choose_finish(const SumTerm& term, bool first, DType to) {
+inline AddFunction choose_finish(DType dtype, bool first, DType to) {
   switch (to) {
-    case DType::f32: return ChooseAdd<RoundTo<DType::f32>>::of(term, first);
-    case DType::bf16: return ChooseAdd<RoundTo<DType::bf16>>::of(term, first);
-    case DType::f16: return ChooseAdd<RoundTo<DType::f16>>::of(term, first);
+    case DType::f32: return ChooseAdd<RoundTo<DType::f32>>::of(dtype, first);
+    case DType::bf16: return ChooseAdd<RoundTo<DType::bf16>>::of(dtype, first);
+    case DType::f16: return ChooseAdd<RoundTo<DType::f16>>::of(dtype, first);
   }
   return nullptr;
 }

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "bench/memory.hpp"

@@ -2,10 +2,6 @@
 // `ferry bench`: measures every strategy on a routing trace or on generated routing, and verifies
 // what it measures.
 
-#include <memory>
-
-#include <CLI/CLI.hpp>
-
 #include "bench/failures.hpp"
 #include "bench/options.hpp"
 

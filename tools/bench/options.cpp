@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string_view>
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "bench/failures.hpp"

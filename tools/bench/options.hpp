@@ -6,10 +6,12 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include "ferry/dtype.hpp"
 #include "ferry/options.hpp"
+
+namespace CLI {
+class App;  // CLI/CLI.hpp takes seconds to compile; few files need all of it
+}
 
 namespace ferry::bench {
 
