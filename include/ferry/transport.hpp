@@ -95,7 +95,7 @@ class Transport {
   /// Fragment size, header included, that keeps a link full.
   virtual std::uint64_t preferred_fragment_bytes() const { return 60 * 1024; }
   /// Sends of one rank that keep a link full.
-  virtual int preferred_sends_in_flight() const { return 4; }
+  virtual int preferred_sends_in_flight() const { return 8; }
 
   // Node memory -----------------------------------------------------------------------------------
   /// Zero-filled memory, page-aligned, that ranks of this node can map by (rank(), key).

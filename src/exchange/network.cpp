@@ -14,7 +14,7 @@ namespace ferry::detail {
 namespace {
 
 // One slow peer must not use up all sends of a rank that has others to serve.
-constexpr int kFragmentsInFlightPerPeer = 2;
+constexpr int kFragmentsInFlightPerPeer = 4;
 
 bool same_stream(const wire::Grant& a, const wire::Grant& b) {
   return a.exchange == b.exchange && a.plan == b.plan && a.kind == b.kind;

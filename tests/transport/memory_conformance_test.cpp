@@ -1,5 +1,6 @@
 // Node memory, flags, refusals and abort, on every transport.
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -24,9 +25,6 @@ TEST_P(NodeMemory, RowsAreVisibleBehindTheirFlag) {
     script.once([=, &t, &local] {
       *mine = t.create_region(7, local.size() * place_bytes);
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(*mine) % 4096, 0U);
-      for (std::uint64_t i = 0; i < local.size() * place_bytes; ++i) {
-        ASSERT_EQ((*mine)[i], std::byte{0}) << "at " << i;
-      }
     });
     const std::uint64_t my_place = t.topology().local_index(t.rank()) * place_bytes;
     for (const int owner : local) {
@@ -67,10 +65,9 @@ TEST_P(NodeMemory, MapOfAnAbsentRegionIsNull) {
 TEST_P(NodeMemory, BigRegionsAreZeroToTheirEnd) {
   run_program({GetParam().kind, Topology::single_node(1)}, [](Transport& t, Script& script) {
     script.once([&t] {
-      constexpr std::uint64_t kBytes = (9ULL << 20) + 100;
+      constexpr std::int64_t kBytes = (9LL << 20) + 100;
       std::byte* const memory = t.create_region(1, kBytes);
-      EXPECT_EQ(memory[0], std::byte{0});
-      EXPECT_EQ(memory[kBytes - 1], std::byte{0});
+      EXPECT_EQ(std::count(memory, memory + kBytes, std::byte{0}), kBytes);
       memory[kBytes - 1] = std::byte{1};
       EXPECT_NE(t.create_region(2, 0), nullptr);
     });

@@ -23,7 +23,7 @@ constexpr std::uint64_t kLine = 64;
 // Bounds on what the system reports about its last-level cache; virtual machines often say 0 or
 // the cache of the whole host.
 constexpr std::uint64_t kMinColdBytes = 64ULL << 20;
-constexpr std::uint64_t kMaxColdBytes = 256ULL << 20;
+constexpr std::uint64_t kMaxColdBytes = 128ULL << 20;
 
 }  // namespace
 

@@ -49,6 +49,11 @@ std::string heading(const RunContext& context) {
                             options.repeat);
 }
 
+std::string memcpy_ratios(const StrategyResult& result) {
+  if (result.logical_bytes_dispatch == 0) return "-";
+  return fmt::format("{:.2f}x / {:.2f}x", result.dispatch_vs_memcpy(), result.combine_vs_memcpy());
+}
+
 std::optional<double> flat_total_us(const std::vector<StrategyResult>& results) {
   for (const StrategyResult& result : results) {
     if (result.strategy == Strategy::flat) return result.total_us();
@@ -68,7 +73,7 @@ std::string row_of(const RunContext& context, const StrategyResult& result,
       duration(result.plan_us.median), duration(result.dispatch_us.median),
       duration(result.combine_us.median), duration(result.total_us()),
       flat_us ? fmt::format("{:.2f}x", *flat_us / result.total_us()) : "-",
-      fmt::format("{:.2f}x / {:.2f}x", result.dispatch_vs_memcpy(), result.combine_vs_memcpy()));
+      memcpy_ratios(result));
 }
 
 }  // namespace
@@ -81,9 +86,10 @@ std::string to_table(const RunContext& context, const std::vector<StrategyResult
   for (const StrategyResult& result : results) text += row_of(context, result, flat_us);
   const auto tokens = static_cast<double>(context.workload.num_tokens());
   const auto bound = static_cast<double>(context.counts.bound);
-  text += fmt::format(kRow, "bound", tokens > 0 ? fmt::format("{:.3f}", bound / tokens) : "-",
+  text += fmt::format("{:<12} {:>10} {:>9} {:>9}\n", "bound",
+                      tokens > 0 ? fmt::format("{:.3f}", bound / tokens) : "-",
                       megabytes(results.front().bound_bytes_dispatch),
-                      megabytes(results.front().bound_bytes_combine), "", "", "", "", "", "");
+                      megabytes(results.front().bound_bytes_combine));
   text += fmt::format(
       "\nrows/token and MB: what crosses between nodes, all ranks together; bound: one row per "
       "(token, node)\nvs flat: total of flat / total; vs memcpy: memcpy of the received rows "

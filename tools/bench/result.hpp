@@ -3,6 +3,7 @@
 // figure.
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "bench/rank_bench.hpp"
@@ -45,10 +46,17 @@ struct StrategyResult {
             link_utilisation_combine * combine_us.median) /
            (dispatch_us.median + combine_us.median);
   }
-  double dispatch_vs_memcpy() const { return memcpy_us.median / dispatch_us.median; }
-  double combine_vs_memcpy() const { return memcpy_us.median / combine_us.median; }
+  /// NaN where nothing was received, so that there is nothing to compare.
+  double dispatch_vs_memcpy() const { return vs_memcpy(dispatch_us); }
+  double combine_vs_memcpy() const { return vs_memcpy(combine_us); }
   /// Plan, dispatch and combine, medians.
   double total_us() const { return plan_us.median + dispatch_us.median + combine_us.median; }
+
+ private:
+  double vs_memcpy(const Spread& time) const {
+    return logical_bytes_dispatch > 0 ? memcpy_us.median / time.median
+                                      : std::numeric_limits<double>::quiet_NaN();
+  }
 };
 
 /// Adds up what the ranks recorded.
