@@ -22,7 +22,8 @@ class PendingBase {
   bool progress();
   /// True once this operation has ended, well or not; wait() then returns at once.
   bool done() const;
-  /// Gives up: the operation fails on every rank with this text, and the caller's memory is free.
+  /// Gives up: the operation fails on every rank with this text. x and out are free at once; y that
+  /// lies in a window only when done() is true, because peers may still read it.
   void cancel(const std::string& reason);
 
  protected:
@@ -34,6 +35,7 @@ class PendingBase {
  private:
   // Shared by this handle and the engine, which drives it until all duties to peers are done.
   std::shared_ptr<Operation> operation_;
+  bool result_taken_ = false;
 };
 
 }  // namespace detail

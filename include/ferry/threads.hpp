@@ -17,6 +17,9 @@ struct Options {
   std::optional<Topology> topology{};
   /// Rate of one full-duplex link per node in bits per second, shared by its ranks: a message is
   /// delivered when such a link would have delivered it. 0 = as fast as memory.
+  /// The model: no latency; bulk queues in order at the sender's and at the receiver's link;
+  /// metadata and control below 2 KiB queue only behind what their own rank has in flight, but
+  /// take their share of the link.
   double link_bits_per_s = 0;
 };
 

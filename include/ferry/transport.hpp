@@ -67,6 +67,8 @@ class Waiter {
   virtual Progress poll() = 0;
   /// A number that changes with every sign of life of what is waited for.
   virtual std::uint64_t life_sign() = 0;
+  /// Called a few times within quiet_limit_s: tells those who may wait for this rank that it lives.
+  virtual void show_life() {}
   /// Longest time without a change of life_sign, and with changes but without `advanced`.
   virtual double quiet_limit_s() const = 0;
   virtual double stuck_limit_s() const = 0;

@@ -37,20 +37,29 @@ std::shared_ptr<ExchangeState> Engine::find_exchange(std::uint32_t id) {
   return found == exchanges_.end() ? nullptr : found->second.lock();
 }
 
-// A message that cannot be trusted names no call that could be failed alone.
+namespace {
+
+std::string unusable(int rank, int source, const std::string& why) {
+  return fmt::format(
+      "rank {} received a message from rank {} that it cannot use: {}; fix: check "
+      "the network between them and that both run the same version",
+      rank, source, why);
+}
+
+}  // namespace
+
+// A message whose header cannot be trusted names no call that could be failed alone, and whoever
+// needs it may ask for it much later.
 void Engine::refuse_message(int source, const std::string& why) {
-  const Error error(ErrorCode::corrupt_message,
-                    fmt::format("rank {} received a message from rank {} that it cannot use: {}; "
-                                "fix: check the network between them and that both run the same "
-                                "version",
-                                rank(), source, why));
-  for (const auto& [id, weak] : exchanges_) {
-    const std::shared_ptr<ExchangeState> exchange = weak.lock();
-    if (!exchange) continue;
-    std::vector<std::shared_ptr<Operation>> calls;
-    for (const auto& [use, operation] : exchange->calls) calls.push_back(operation);
-    for (const auto& operation : calls) refuse(*operation, error);
-  }
+  transport_.abort(unusable(rank(), source, why));
+}
+
+// The header is sound, so the call that it names ends, and nothing else.
+void Engine::refuse_call(ExchangeState& exchange, const wire::CallId& call,
+                         const std::string& why) {
+  const Poison poison{call, rank(), Error(ErrorCode::corrupt_message, why)};
+  apply(exchange, poison);
+  broadcast(exchange, poison);
 }
 
 void Engine::handle_fragment(Arrival arrival) {
@@ -66,27 +75,29 @@ void Engine::handle_fragment(Arrival arrival) {
     return;
   }
   fragment.block = std::move(arrival.block);
-  const std::shared_ptr<ExchangeState> exchange = find_exchange(fragment.header.call.exchange);
-  if (!exchange) return;
-  if (fragment.header.grant.fragments > 0) {
-    const wire::Grant& grant = fragment.header.grant;
+  // A grant rides along for whatever call: it counts even if the fragment does not.
+  if (const wire::Grant& grant = fragment.header.grant; grant.fragments > 0) {
     if (const auto target = find_exchange(grant.exchange)) {
       apply_grant(*target, arrival.source, grant);
     }
   }
+  const std::shared_ptr<ExchangeState> exchange = find_exchange(fragment.header.call.exchange);
+  if (!exchange) return;
   const auto payload = message.subspan(wire::kFragmentHeaderBytes);
   if (payload.size() != fragment.header.payload_bytes) {
-    refuse_message(arrival.source,
-                   fmt::format("payload_bytes is {}, but {} bytes came with the fragment",
-                               fragment.header.payload_bytes, payload.size()));
+    refuse_call(*exchange, fragment.header.call,
+                unusable(rank(), arrival.source,
+                         fmt::format("payload_bytes is {}, but {} bytes came with the fragment",
+                                     fragment.header.payload_bytes, payload.size())));
     return;
   }
   if (fragment.header.has_crc && transport_.checksum(payload) != fragment.header.payload_crc) {
-    refuse_message(arrival.source,
-                   fmt::format("payload_crc of fragment {} of {} (call {}) does "
-                               "not fit its bytes",
-                               fragment.header.index, to_string(fragment.header.call.kind),
-                               fragment.header.call.use));
+    const wire::FragmentHeader& header = fragment.header;
+    refuse_call(*exchange, header.call,
+                unusable(rank(), arrival.source,
+                         fmt::format("payload_crc of fragment {} of {} (call {}) does not fit its "
+                                     "bytes",
+                                     header.index, to_string(header.call.kind), header.call.use)));
     return;
   }
   deliver_fragment(*exchange, arrival.source, std::move(fragment));
@@ -104,15 +115,19 @@ void Engine::deliver_fragment(ExchangeState& exchange, int source, ArrivedFragme
   }
   if (!known->second.flow) return;  // poisoned: received and thrown away
   if (header.call.kind != wire::OpKind::dispatch && header.call.kind != wire::OpKind::combine) {
-    refuse_message(source, fmt::format("a fragment of {}", to_string(header.call.kind)));
+    refuse_call(
+        exchange, header.call,
+        unusable(rank(), source, fmt::format("a fragment of {}", to_string(header.call.kind))));
     return;
   }
   LaneInbox* const inbox = known->second.flow->kind(header.call.kind).inbox_of(source);
   if (inbox == nullptr || header.ordinal != inbox->ordinal || header.index != inbox->arrived ||
       inbox->arrived >= inbox->granted) {
-    refuse_message(source, fmt::format("fragment {} of use {} of plan {} came out of turn or "
-                                       "without credit",
-                                       header.index, header.ordinal, header.call.plan));
+    refuse_call(exchange, header.call,
+                unusable(rank(), source,
+                         fmt::format("fragment {} of use {} of plan {} came out of turn or "
+                                     "without credit",
+                                     header.index, header.ordinal, header.call.plan)));
     return;
   }
   ++inbox->arrived;
@@ -137,14 +152,7 @@ bool Engine::check_order(ExchangeState& exchange, const wire::CallId& call, int 
   if (past.kind == call.kind && past.plan == call.plan) return true;
   const auto running = exchange.calls.find(call.use);
   if (running != exchange.calls.end()) {
-    refuse(
-        *running->second,
-        Error(ErrorCode::mismatch,
-              fmt::format("call {} of exchange {} is {} (plan {}) on rank {} and {} (plan {}) on "
-                          "rank {}; fix: start the same operations in the same order on all "
-                          "ranks",
-                          call.use, call.exchange, to_string(past.kind), past.plan, rank(),
-                          to_string(call.kind), call.plan, source)));
+    refuse(*running->second, different_calls(running->second->call(), rank(), call, source));
   }
   return false;
 }
@@ -185,6 +193,7 @@ void Engine::handle_control(Arrival arrival) {
     refuse_message(arrival.source, *problem);
     return;
   }
+  if (type == wire::MessageType::grant && grant.grant.fragments == 0) return;  // a sign of life
   const std::uint32_t id =
       type == wire::MessageType::grant ? grant.grant.exchange : poison.call.exchange;
   const std::shared_ptr<ExchangeState> exchange = find_exchange(id);
@@ -199,7 +208,6 @@ void Engine::handle_control(Arrival arrival) {
   const Poison received{poison.call, static_cast<int>(poison.origin),
                         Error(poison.code, poison.text)};
   apply(*exchange, received);
-  post_on_board(*exchange, received);
 }
 
 void Engine::handle_metadata(Arrival arrival) {

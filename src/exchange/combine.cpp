@@ -195,7 +195,7 @@ bool CombineOperation::sum_home() {
 // True when all partial sums of the range are here.
 bool CombineOperation::stage_range() {
   bool ready = true;
-  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+  for (std::size_t i = 0; i < lanes_.size() && running(); ++i) {
     Homecoming& lane = lanes_[i];
     LaneInbox& inbox = flow_->inboxes[i];
     if (lane.receiver.done()) continue;
@@ -315,6 +315,7 @@ int CombineOperation::missing_reader() const {
 }
 
 WaitTarget CombineOperation::waits_for() const {
+  if (failing()) return {shown_ ? missing_reader() : -1, Phase::outputs_read};
   if (!shown_) return {engine().cell_holder(*this), Phase::earlier_call};
   if (const int rank = windows_.missing_rank(*this); rank >= 0) return {rank, Phase::outputs};
   if (const int rank = senders_.starved_peer(*flow_, ordinal_); rank >= 0) {
@@ -329,6 +330,10 @@ WaitTarget CombineOperation::waits_for() const {
   if (const int rank = missing_reader(); rank >= 0) return {rank, Phase::outputs_read};
   return {plan()->rows.landing.empty() ? -1 : plan()->rows.landing.front().dispatch.peer,
           Phase::sends};
+}
+
+void CombineOperation::abandon() {
+  if (lease_) engine().retire(std::move(lease_), *this);
 }
 
 bool CombineOperation::quiet() {

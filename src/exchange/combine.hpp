@@ -23,6 +23,7 @@ class CombineOperation final : public Operation {
   bool step() override;
   WaitTarget waits_for() const override;
   bool quiet() override;
+  void abandon() override;
 
  private:
   /// The lanes of one node, or this rank's home node, in the order of the sum.

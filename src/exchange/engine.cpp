@@ -3,6 +3,7 @@
 #include "exchange/engine.hpp"
 
 #include <algorithm>
+#include <new>
 
 #include <fmt/format.h>
 
@@ -48,13 +49,19 @@ Engine::Engine(Transport& transport)
       slots_(transport),
       network_(transport, limits_) {
   // One expert and one column: this exchange only carries bytes of all_gather.
-  world_ = std::make_shared<ExchangeState>(*this, take_exchange_number(), Placement::from_map({0}),
+  world_ = std::make_shared<ExchangeState>(*this, next_exchange_number(), Placement::from_map({0}),
                                            RowShape{.hidden = 1, .dtype = DType::f32},
                                            ExchangeOptions{});
   add(world_);
 }
 
-Engine::~Engine() = default;
+// Calls hold their exchange, and the exchange its calls: what is still there is let go here.
+Engine::~Engine() {
+  alive_.reset();
+  for (const auto& [id, weak] : exchanges_) {
+    if (const std::shared_ptr<ExchangeState> exchange = weak.lock()) exchange->calls.clear();
+  }
+}
 
 const std::shared_ptr<ExchangeState>& Engine::world() { return world_; }
 
@@ -64,6 +71,7 @@ void Engine::add(const std::shared_ptr<ExchangeState>& exchange) {
       std::max(exchange->dispatch_framing.row_bytes * exchange->dispatch_framing.rows_per_fragment,
                exchange->combine_framing.row_bytes * exchange->combine_framing.rows_per_fragment));
   exchanges_[exchange->id] = exchange;
+  next_exchange_ = exchange->id + 1;
   // Peers may have made the exchange earlier and used it already.
   if (auto waiting = ahead_.extract(exchange->id)) {
     for (Arrival& arrival : waiting.mapped()) {
@@ -105,12 +113,14 @@ bool Engine::progress() {
   advanced |= flush_boards();
   advanced |= step_calls();
   advanced |= release_retired();
-  network_.flush_grants(!advanced);
+  // Without a call that runs, nobody may look again for long: a replay must not wait for its grant.
+  network_.flush_grants(!advanced || !any_running_);
   return advanced;
 }
 
 bool Engine::step_calls() {
   bool advanced = false;
+  any_running_ = false;
   for (auto at = exchanges_.begin(); at != exchanges_.end();) {
     const std::shared_ptr<ExchangeState> exchange = at->second.lock();
     if (!exchange) {
@@ -123,6 +133,7 @@ bool Engine::step_calls() {
     for (const auto& [use, operation] : exchange->calls) stepping_.push_back(operation);
     for (const auto& operation : stepping_) advanced |= settle_call(*exchange, *operation);
     stepping_.clear();
+    any_running_ |= !exchange->calls.empty();
     update_finished(*exchange);
   }
   return advanced;
@@ -135,6 +146,11 @@ bool Engine::settle_call(ExchangeState& exchange, Operation& operation) {
       advanced = operation.step();
     } catch (const Error& error) {
       refuse(operation, error);
+    } catch (const std::bad_alloc&) {
+      refuse(operation, Error(ErrorCode::resource_exhausted,
+                              operation.describe() + ": no memory; fix: free some on this rank"));
+    } catch (const std::exception& error) {
+      refuse(operation, Error(ErrorCode::peer_failed, operation.describe() + ": " + error.what()));
     }
   }
   if (operation.failing() && operation.quiet()) operation.end_failing();
@@ -167,7 +183,9 @@ void Engine::fail_all(const Error& error) {
 
 void Engine::refuse(Operation& operation, const Error& error) {
   if (!operation.running()) return;
-  const Poison poison{operation.call(), rank(), error};
+  // Cut here and not on the way, so that all ranks get the same text.
+  const std::string text = std::string(error.what()).substr(0, wire::kPoisonTextBytes);
+  const Poison poison{operation.call(), rank(), Error(error.code(), text)};
   apply(operation.exchange(), poison);
   broadcast(operation.exchange(), poison);
 }
@@ -210,11 +228,17 @@ void Engine::drop_dead_plans(ExchangeState& exchange) {
 void Engine::retire_flow(ExchangeState::KnownPlan& known) {
   if (!known.flow) return;
   for (const wire::OpKind kind : {wire::OpKind::dispatch, wire::OpKind::combine}) {
-    for (const LaneInbox& inbox : known.flow->kind(kind).inboxes) {
+    for (LaneInbox& inbox : known.flow->kind(kind).inboxes) {
       network_.settle(inbox.peer, inbox.granted - inbox.arrived);
+      inbox.queue.clear();
     }
   }
   known.flow.reset();
+}
+
+void Engine::settle_plans(ExchangeState& exchange) {
+  for (auto& [number, known] : exchange.plans) retire_flow(known);
+  board_backlog_.erase(exchange.id);
 }
 
 std::byte* Engine::map(int owner, std::uint64_t key) {
@@ -266,12 +290,10 @@ const Cell* Engine::find_cell(Operation& operation, int local_rank) {
   const Cell& cell = control->cell(call.use);
   if (!transport_.reached(cell.ready, call.use + 1)) return nullptr;
   if (cell.kind == call.kind && cell.plan == call.plan) return &cell;
-  refuse(operation,
-         Error(ErrorCode::mismatch,
-               fmt::format("call {} of exchange {} is {} (plan {}) on rank {} and {} (plan {}) on "
-                           "rank {}; fix: start the same operations in the same order on all ranks",
-                           call.use, call.exchange, to_string(call.kind), call.plan, rank(),
-                           to_string(cell.kind), cell.plan, node_ranks_[local_rank])));
+  wire::CallId other = call;
+  other.kind = cell.kind;
+  other.plan = cell.plan;
+  refuse(operation, different_calls(call, rank(), other, node_ranks_[local_rank]));
   return nullptr;
 }
 

@@ -25,6 +25,8 @@ class Engine final : public TransportAttachment {
   ~Engine() override;
 
   Transport& transport() const { return transport_; }
+  /// Expires when the engine goes; an exchange may be dropped later.
+  std::weak_ptr<const bool> alive() const { return alive_; }
   int rank() const { return transport_.rank(); }
   /// Ranks of this node; local indices count in it.
   const std::vector<int>& node_ranks() const { return node_ranks_; }
@@ -35,8 +37,11 @@ class Engine final : public TransportAttachment {
   Network& network() { return network_; }
 
   // Exchanges
-  std::uint32_t take_exchange_number() { return next_exchange_++; }
+  /// Number of the next exchange; taken by `add`, so that one that was refused takes none.
+  std::uint32_t next_exchange_number() const { return next_exchange_; }
   void add(const std::shared_ptr<ExchangeState>& exchange);
+  /// Takes back the credit of an exchange that goes away.
+  void settle_plans(ExchangeState& exchange);
   /// The exchange of barriers and all_gather.
   const std::shared_ptr<ExchangeState>& world();
 
@@ -99,6 +104,7 @@ class Engine final : public TransportAttachment {
   bool check_order(ExchangeState& exchange, const wire::CallId& call, int source);
   std::shared_ptr<ExchangeState> find_exchange(std::uint32_t id);
   void refuse_message(int source, const std::string& why);
+  void refuse_call(ExchangeState& exchange, const wire::CallId& call, const std::string& why);
 
   // poison.cpp
   void broadcast(ExchangeState& exchange, const Poison& poison);
@@ -110,6 +116,8 @@ class Engine final : public TransportAttachment {
   void apply(ExchangeState& exchange, const Poison& poison);
   void poison_plan(ExchangeState& exchange, std::uint32_t plan, const Error& error);
 
+  // Watched by exchanges.
+  std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
   Transport& transport_;
   const std::vector<int>& node_ranks_;
   const int local_index_;
@@ -126,6 +134,7 @@ class Engine final : public TransportAttachment {
   /// Messages for exchanges that this rank has not made yet.
   std::map<std::uint32_t, std::vector<Arrival>> ahead_;
   std::map<std::uint32_t, std::vector<Poison>> board_backlog_;
+  bool any_running_ = false;  ///< a call was not over at the end of the last round
   std::atomic<const void*> caller_{nullptr};
   int caller_depth_ = 0;
 };

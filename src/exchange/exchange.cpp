@@ -125,7 +125,7 @@ Exchange::Exchange(Transport& transport, Placement placement, RowShape shape,
                    ExchangeOptions options) {
   Engine& engine = Engine::of(transport);
   const CallerGuard guard(engine);
-  state_ = std::make_shared<detail::ExchangeState>(engine, engine.take_exchange_number(),
+  state_ = std::make_shared<detail::ExchangeState>(engine, engine.next_exchange_number(),
                                                    std::move(placement), shape, options);
   engine.add(state_);
 }
@@ -135,13 +135,20 @@ Exchange::~Exchange() = default;
 
 Pending<Plan> Exchange::start_plan(const Routing& routing) {
   const CallerGuard guard(state_->engine);
+  state_->engine.progress();
   const auto operation = std::make_shared<detail::PlanOperation>(state_, routing.num_topk);
   std::optional<Error> refusal;
   if (const auto problem = plan::find_routing_error(routing, state_->placement.num_experts(),
                                                     state_->engine.rank())) {
     refusal = Error(ErrorCode::invalid_argument, *problem);
   } else {
-    operation->set_routing(routing);
+    // The call has its number: whatever goes wrong now must reach the other ranks.
+    try {
+      operation->set_routing(routing);
+    } catch (const std::exception& error) {
+      refusal = Error(ErrorCode::resource_exhausted,
+                      fmt::format("{}: {}", operation->describe(), error.what()));
+    }
   }
   state_->engine.start(operation, refusal);
   return Pending<Plan>(operation, [](detail::Operation& done) {
@@ -153,6 +160,7 @@ Plan Exchange::plan(const Routing& routing) { return start_plan(routing).wait();
 
 Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x) {
   const CallerGuard guard(state_->engine);
+  state_->engine.progress();  // a refusal that has arrived is known before the call starts
   constexpr auto kKind = wire::OpKind::dispatch;
   if (const auto error = detail::find_plan_error(*state_, plan.state().get(), "dispatch")) {
     return detail::refused<ExpertRows>(state_, nullptr, kKind, *error);
@@ -193,6 +201,7 @@ OutputRows Exchange::output(const Plan& plan) {
 
 Pending<void> Exchange::start_combine(const Plan& plan, ConstMatrix y, Matrix out) {
   const CallerGuard guard(state_->engine);
+  state_->engine.progress();  // a refusal that has arrived is known before the call starts
   constexpr auto kKind = wire::OpKind::combine;
   if (const auto error = detail::find_plan_error(*state_, plan.state().get(), "combine")) {
     return detail::refused<void>(state_, nullptr, kKind, *error);

@@ -21,7 +21,9 @@ GatherOperation::GatherOperation(std::shared_ptr<ExchangeState> world,
   const Topology& topology = engine().transport().topology();
   round_ = std::make_unique<MetadataRound>(
       engine(), std::vector<std::vector<std::byte>>(topology.num_nodes(), message),
-      [](int, std::span<const std::byte>) { return MetadataRound::Note{}; });
+      [](const wire::MetadataHeader&, std::span<const std::byte>) {
+        return MetadataRound::Note{};
+      });
 }
 
 bool GatherOperation::step() {

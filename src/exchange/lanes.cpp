@@ -96,9 +96,13 @@ void LaneReceiver::grant_through(Operation& operation, LaneInbox& inbox, std::ui
   const std::uint64_t through =
       working_on + static_cast<std::uint64_t>(exchange.options.ranges_in_flight);
   if (through <= granted_range_) return;
+  const std::uint64_t end = std::min<std::uint64_t>(through, lane_->num_ranges());
+  for (std::uint64_t range = granted_range_; range < end; ++range) {
+    const std::uint64_t items = lane_->range_begin[range + 1] - lane_->range_begin[range];
+    granted_fragments_ += (items + rows_per_fragment_ - 1) / rows_per_fragment_;
+  }
   granted_range_ = through;
-  const auto fragments =
-      static_cast<std::uint32_t>(plan::fragments_through(*lane_, rows_per_fragment_, through - 1));
+  const auto fragments = static_cast<std::uint32_t>(granted_fragments_);
   if (fragments <= inbox.granted) return;
   Network& network = exchange.engine.network();
   network.expect(inbox.peer, fragments - inbox.granted);

@@ -72,7 +72,8 @@ class LaneReceiver {
   const plan::Lane* lane_;
   std::uint64_t rows_per_fragment_;
   plan::FragmentCursor cursor_;
-  std::uint64_t granted_range_ = 0;  ///< ranges below this are granted
+  std::uint64_t granted_range_ = 0;      ///< ranges below this are granted
+  std::uint64_t granted_fragments_ = 0;  ///< fragments of those ranges
   bool ended_ = false;
 };
 

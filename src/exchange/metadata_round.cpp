@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "exchange/engine.hpp"
+#include "kernels/row_kernels.hpp"
 
 namespace ferry::detail {
 namespace {
@@ -72,23 +73,41 @@ bool MetadataRound::collect(Operation& operation) {
 
 bool MetadataRound::take(Operation& operation, int source, std::vector<std::byte> message) {
   if (!operation.running()) return false;
-  const bool known = std::ranges::any_of(
-      received_, [&](const Received& received) { return received.source == source; });
-  const bool expected = source == engine_.rank() || std::ranges::binary_search(sources_, source);
-  Note note;
-  if (known || !expected) {
-    note.error = Error(ErrorCode::corrupt_message,
-                       fmt::format("{}: metadata of rank {} came {}", operation.describe(), source,
-                                   known ? "twice" : "here, but lands on another rank"));
-  } else {
-    note = annotate_(source, message);
-  }
+  Note note = check(operation, source, message);
   if (note.error) {
     engine_.refuse(operation, *note.error);
     return true;
   }
   received_.push_back({source, std::move(message), std::move(note.bytes)});
   return true;
+}
+
+MetadataRound::Note MetadataRound::check(Operation& operation, int source,
+                                         std::span<const std::byte> message) const {
+  const auto corrupt = [&](const std::string& why) {
+    return Note{{},
+                Error(ErrorCode::corrupt_message, fmt::format("{}: metadata of rank {}: {}",
+                                                              operation.describe(), source, why))};
+  };
+  const bool known = std::ranges::any_of(
+      received_, [&](const Received& received) { return received.source == source; });
+  const bool expected = source == engine_.rank() || std::ranges::binary_search(sources_, source);
+  if (known) return corrupt("it came twice");
+  if (!expected) return corrupt("it lands on another rank");
+  wire::MetadataHeader header;
+  const std::size_t head_bytes = std::min(message.size(), wire::kMetadataHeaderBytes);
+  if (const auto problem = wire::decode(message.first(head_bytes), header)) {
+    return corrupt(*problem);
+  }
+  if (header.call != operation.call()) {
+    return {{}, different_calls(operation.call(), engine_.rank(), header.call, source)};
+  }
+  const auto body = message.subspan(wire::kMetadataHeaderBytes);
+  if (header.source != static_cast<std::uint32_t>(source) || header.body_bytes != body.size() ||
+      header.body_crc != kernels::crc32c(body)) {
+    return corrupt("source, body_bytes or body_crc does not fit the message");
+  }
+  return annotate_(header, body);
 }
 
 bool MetadataRound::show(Operation& operation) {

@@ -23,7 +23,9 @@ class MetadataRound {
     std::vector<std::byte> bytes;
     std::optional<Error> error;
   };
-  using Annotate = std::function<Note(int source, std::span<const std::byte> message)>;
+  /// The header was checked: it is of this call and source, and fits the body.
+  using Annotate =
+      std::function<Note(const wire::MetadataHeader& header, std::span<const std::byte> body)>;
 
   /// messages[n] = this rank's message for node n.
   MetadataRound(Engine& engine, std::vector<std::vector<std::byte>> messages, Annotate annotate);
@@ -57,6 +59,7 @@ class MetadataRound {
   bool send_messages(Operation& operation);
   bool collect(Operation& operation);
   bool take(Operation& operation, int source, std::vector<std::byte> message);
+  Note check(Operation& operation, int source, std::span<const std::byte> message) const;
   bool show(Operation& operation);
   bool read_windows(Operation& operation);
   void read_window(std::span<const std::byte> window);

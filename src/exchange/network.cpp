@@ -117,6 +117,14 @@ void Network::flush_grants(bool all) {
   });
 }
 
+void Network::show_life() {
+  const Topology& topology = transport_.topology();
+  for (int target = 0; target < topology.num_ranks(); ++target) {
+    // A grant of nothing: it arrives, and that is all it says.
+    if (!topology.same_node(target, transport_.rank())) send_grant(target, wire::Grant{});
+  }
+}
+
 void Network::send_grant(int target, const wire::Grant& grant) {
   std::vector<std::byte> bytes(wire::kGrantMessageBytes);
   wire::encode(wire::GrantMessage{.generation = 1, .grant = grant},

@@ -55,6 +55,8 @@ class Network {
             const std::shared_ptr<Operation>& operation = nullptr);
   /// Takes back memory of finished sends. True when there were any.
   bool collect_sent();
+  /// Tells ranks of other nodes that this one lives, though it has nothing to send.
+  void show_life();
   void queue_grant(int target, const wire::Grant& grant, GrantUrgency urgency);
   /// Sends grants that nothing took along: the urgent ones, or all.
   void flush_grants(bool all);

@@ -26,6 +26,17 @@ std::string_view to_string(Phase phase) {
   return "unknown";
 }
 
+Error different_calls(const wire::CallId& a, int rank_a, const wire::CallId& b, int rank_b) {
+  const auto describe = [](const wire::CallId& call) {
+    const std::string_view kind = wire::to_string(call.kind);
+    return call.plan == kNoPlan ? std::string(kind) : fmt::format("{} (plan {})", kind, call.plan);
+  };
+  return Error(ErrorCode::mismatch,
+               fmt::format("call {} of exchange {} is {} on rank {} and {} on rank {}; fix: start "
+                           "the same operations in the same order on all ranks",
+                           a.use, a.exchange, describe(a), rank_a, describe(b), rank_b));
+}
+
 Operation::Operation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
                      wire::OpKind kind)
     : exchange_(std::move(exchange)), plan_(std::move(plan)) {

@@ -31,6 +31,9 @@ enum class Phase : std::uint8_t {
 };
 std::string_view to_string(Phase phase);
 
+/// Two ranks made different calls under one number: the error that names both.
+Error different_calls(const wire::CallId& a, int rank_a, const wire::CallId& b, int rank_b);
+
 struct WaitTarget {
   int rank = -1;
   Phase phase = Phase::none;
@@ -48,6 +51,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual WaitTarget waits_for() const = 0;
   /// After a failure: true once no peer touches memory that the caller gets back.
   virtual bool quiet() { return true; }
+
+  /// Called when a failure is reported before that: keeps what peers may still touch.
+  virtual void abandon() {}
 
   void fail(const Error& error);
   bool running() const { return state_ == State::running; }

@@ -31,6 +31,9 @@ class OperationWaiter final : public Waiter {
     const bool remote = rank >= 0 && !topology.same_node(rank, engine_.rank());
     return engine_.limits().deadline_s * (remote ? kRemotePatience : 1.0);
   }
+  // Between nodes only messages show that a rank lives: one that waits for a missing rank must not
+  // look missing itself.
+  void show_life() override { engine_.network().show_life(); }
   double stuck_limit_s() const override { return engine_.limits().deadline_s * kStuckFactor; }
 
  private:
@@ -47,7 +50,10 @@ void wait(Engine& engine, Operation& operation) {
                 Error(ErrorCode::timeout, engine.describe_wait(operation, waiter.quiet_limit_s())));
   // Nobody waits for the quiet of a peer that gave no sign of life.
   engine.progress();
-  if (!operation.over()) operation.end_failing();
+  if (!operation.over()) {
+    operation.abandon();
+    operation.end_failing();
+  }
   engine.progress();
 }
 
@@ -65,7 +71,7 @@ PendingBase::~PendingBase() {
   try {
     cancel("its Pending was dropped before it was done");
   } catch (const Error&) {
-    // Another thread is inside; it fails the operation no sooner than it would have ended.
+    // Another thread is inside the transport, against the rule; nothing can be done from here.
   }
 }
 
@@ -91,6 +97,10 @@ void PendingBase::finish() {
   const CallerGuard guard(engine);
   if (!operation_->over()) wait(engine, *operation_);
   if (operation_->error()) throw Error(*operation_->error());
+  if (std::exchange(result_taken_, true)) {
+    throw Error(ErrorCode::invalid_argument,
+                operation_->describe() + ": wait() was called twice; its result was given once");
+  }
 }
 
 }  // namespace ferry::detail

@@ -29,7 +29,9 @@ void PlanOperation::set_routing(const Routing& routing) {
   }
   round_ = std::make_unique<MetadataRound>(
       engine(), std::move(messages),
-      [this](int source, std::span<const std::byte> message) { return annotate(source, message); });
+      [this](const wire::MetadataHeader& header, std::span<const std::byte> body) {
+        return annotate(header, body);
+      });
 }
 
 // Rows that each strategy would send to each node: what a choice among them needs to know.
@@ -71,32 +73,23 @@ std::vector<std::byte> PlanOperation::make_message(int node,
   return message;
 }
 
-// Checks a message that arrived and counts its rows per expert of this node. Where the sender's
-// options differ nothing is decoded: every rank finds the difference in the headers.
-MetadataRound::Note PlanOperation::annotate(int source, std::span<const std::byte> message) {
-  const int columns = exchange().experts.num_columns(engine().transport().node());
-  const auto corrupt = [&](const std::string& why) {
-    return MetadataRound::Note{
-        {},
-        Error(ErrorCode::corrupt_message,
-              fmt::format("{}: metadata of rank {}: {}", describe(), source, why))};
-  };
-  wire::MetadataHeader header;
-  if (const auto problem = wire::decode(message.first(wire::kMetadataHeaderBytes), header)) {
-    return corrupt(*problem);
-  }
-  const auto body = message.subspan(wire::kMetadataHeaderBytes);
-  if (header.source != static_cast<std::uint32_t>(source) || header.body_bytes != body.size() ||
-      header.body_crc != kernels::crc32c(body)) {
-    return corrupt("source, body_bytes or body_crc does not fit the message");
-  }
+// Counts the rows of a message per expert of this node. Where the sender's options differ nothing
+// is decoded: every rank finds the difference in the headers.
+MetadataRound::Note PlanOperation::annotate(const wire::MetadataHeader& header,
+                                            std::span<const std::byte> body) {
   if (header.options != exchange().shared_options(num_topk_)) return {};
-  const plan::Membership* membership = &own_[engine().transport().node()];
-  if (source != engine().rank()) {
-    if (const auto problem = decode_body(header, body)) return corrupt(*problem);
-    membership = decoded_[source].get();
+  const int node = engine().transport().node();
+  const plan::Membership* membership = &own_[node];
+  if (header.source != static_cast<std::uint32_t>(engine().rank())) {
+    if (const auto problem = decode_body(header, body)) {
+      return {{},
+              Error(ErrorCode::corrupt_message, fmt::format("{}: metadata of rank {}: {}",
+                                                            describe(), header.source, *problem))};
+    }
+    membership = decoded_[header.source].get();
   }
-  const std::vector<std::uint32_t> counts = plan::count_columns(*membership, columns);
+  const std::vector<std::uint32_t> counts =
+      plan::count_columns(*membership, exchange().experts.num_columns(node));
   MetadataRound::Note note;
   note.bytes.resize(counts.size() * sizeof(std::uint32_t));
   if (!counts.empty()) std::memcpy(note.bytes.data(), counts.data(), note.bytes.size());

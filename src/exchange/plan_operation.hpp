@@ -27,7 +27,7 @@ class PlanOperation final : public Operation {
  private:
   wire::RowSummary summarise_rows() const;
   std::vector<std::byte> make_message(int node, const wire::RowSummary& summary) const;
-  MetadataRound::Note annotate(int source, std::span<const std::byte> message);
+  MetadataRound::Note annotate(const wire::MetadataHeader& header, std::span<const std::byte> body);
   std::optional<std::string> decode_body(const wire::MetadataHeader& header,
                                          std::span<const std::byte> body);
   std::optional<Error> read_headers();

@@ -1,6 +1,6 @@
 // How a refusal reaches every rank of an exchange: the rank that refuses writes it on its board,
-// which the ranks of its node read, and sends it to its rail rank on every other node, which
-// writes it on a board there. So each rank learns it once, without an answer.
+// which the ranks of its node read, and sends it to every rank of other nodes. Nobody relays: the
+// one that should may have left already.
 
 #include <algorithm>
 #include <cstring>
@@ -17,9 +17,9 @@ void Engine::broadcast(ExchangeState& exchange, const Poison& poison) {
                                        .code = poison.error.code(),
                                        .text = poison.error.what()});
   const Topology& topology = transport_.topology();
-  for (int node = 0; node < topology.num_nodes(); ++node) {
-    if (node == transport_.node()) continue;
-    network_.send(topology.rail_rank(rank(), node), MessageKind::control, message);
+  for (int target = 0; target < topology.num_ranks(); ++target) {
+    if (topology.same_node(target, rank())) continue;
+    network_.send(target, MessageKind::control, message);
   }
 }
 
@@ -104,30 +104,32 @@ bool Engine::read_boards() {
 }
 
 // The plan of a poisoned call is poisoned with it: ranks that already ended that call must end the
-// next one on the plan, and calls on it that still run lose peers that will not go on.
+// next one on the plan, and calls on it that still run lose peers that will not go on. Where this
+// rank made the call on another plan than the one that refused it, both plans are lost.
 void Engine::apply(ExchangeState& exchange, const Poison& poison) {
   const std::uint64_t use = poison.call.use;
-  const ExchangeState::PastCall& past = exchange.past[use % exchange.past.size()];
-  const bool started = use < exchange.next_use;
-  std::uint32_t plan = poison.call.plan;
-  if (started && past.use == use && past.plan != kNoPlan) plan = past.plan;
-  if (!started) {
+  std::uint32_t own_plan = kNoPlan;
+  if (use >= exchange.next_use) {
     exchange.poison_ahead.emplace(use, poison);
   } else if (const auto call = exchange.calls.find(use); call != exchange.calls.end()) {
+    own_plan = call->second->call().plan;
     call->second->fail(poison.error);
+  } else if (const auto& past = exchange.past[use % exchange.past.size()]; past.use == use) {
+    own_plan = past.plan;
   }
-  if (plan == kNoPlan) return;
-  poison_plan(exchange, plan, poison.error);
   std::vector<Poison> collateral;
-  for (const auto& [number, operation] : exchange.calls) {
-    if (!operation->running() || operation->call().plan != plan) continue;
-    operation->fail(poison.error);
-    collateral.push_back({operation->call(), rank(), poison.error});
+  for (const std::uint32_t plan : {poison.call.plan, own_plan}) {
+    if (plan == kNoPlan || exchange.poisoned_plans.contains(plan)) continue;
+    poison_plan(exchange, plan, poison.error);
+    for (const auto& [number, operation] : exchange.calls) {
+      if (!operation->running() || operation->call().plan != plan) continue;
+      if (operation->call().kind == wire::OpKind::plan) continue;  // it still ends as elsewhere
+      operation->fail(poison.error);
+      // Ranks that read this refusal poison the plan that it names. Another one only this rank
+      // knows of, so the others must be told what else ends.
+      if (plan != poison.call.plan) collateral.push_back({operation->call(), rank(), poison.error});
+    }
   }
-  // A refusal that names the plan poisons it everywhere. One that does not (it was of a plan that
-  // is not of this exchange) is understood only where the call has started, so that the others
-  // must be told what else ends with it.
-  if (poison.call.plan != kNoPlan) return;
   for (const Poison& other : collateral) broadcast(exchange, other);
 }
 

@@ -81,10 +81,15 @@ ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement wher
       combine_framing(framing(shape, *options.wire_combine, options)),
       row_bytes(static_cast<std::uint64_t>(shape.hidden) * element_bytes(shape.dtype)),
       window_stride_bytes(align_row(row_bytes)),
+      engine_alive_(owner.alive()),
       peers_(owner.node_ranks().size()) {
   past.fill({.use = ~0ULL});
   own_control_ = ControlBlock(owner.transport().create_region(
       control_key(id), ControlBlock::bytes(static_cast<int>(owner.node_ranks().size()))));
+}
+
+ExchangeState::~ExchangeState() {
+  if (!engine_alive_.expired()) engine.settle_plans(*this);
 }
 
 ControlBlock* ExchangeState::control_of(int local_rank) {

@@ -64,6 +64,10 @@ class ExchangeState {
   ExchangeState(Engine& owner, std::uint32_t number, Placement where, RowShape row_shape,
                 const ExchangeOptions& wanted);
 
+  ~ExchangeState();
+  ExchangeState(const ExchangeState&) = delete;
+  ExchangeState& operator=(const ExchangeState&) = delete;
+
   Engine& engine;
   const std::uint32_t id;
   const Placement placement;
@@ -116,6 +120,7 @@ class ExchangeState {
   std::vector<Early> early;
 
  private:
+  const std::weak_ptr<const bool> engine_alive_;
   ControlBlock own_control_;
   std::vector<ControlBlock> peers_;
 };

@@ -4,9 +4,9 @@
 //
 // Protocol of a rank: arm(); poll once more at least; then sleep(what the polls looked for).
 // Protocol of a ringer: publish with a sequentially consistent exchange or add; then ring.
-// Either the sleeper's poll sees what was published, or the ringer sees that the rank is armed: both
-// sides write first and read second. On machines where that order is weaker than on x86 a ring can
-// be missed; a sleep is always bounded, so that costs time and never a hang.
+// Either the sleeper's poll sees what was published, or the ringer sees that the rank is armed:
+// both sides write first and read second. On machines where that order is weaker than on x86 a ring
+// can be missed; a sleep is always bounded, so that costs time and never a hang.
 
 #include <atomic>
 #include <cstddef>

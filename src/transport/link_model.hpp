@@ -2,8 +2,8 @@
 // When a link of a stated rate would have delivered a message. Pure arithmetic on times.
 //
 // Each node has one full-duplex link that its ranks share. With d = bits / rate:
-//   bulk     leaves after everything its node has queued:      left = max(now, egress_free) + d
-//            and arrives after everything its target node has: here = max(left - d, ingress_free) + d
+//   bulk     leaves after all that its node has queued:     left = max(now, egress_free) + d
+//            and arrives after all that its target node has: here = max(left - d, ingress_free) + d
 //   control  (metadata or control below 2 KiB) queues only behind what its own rank has in flight:
 //            here = left = max(now, last `left` of the rank) + d. Real links share fairly between
 //            connections, so a grant of an idle rank does not wait behind megabytes of its

@@ -1,4 +1,5 @@
-// Starts and ends the ranks of threads::run. The first failure ends the job of all.
+// Starts and ends the ranks of threads::run. The first failure ends the job of all. How messages
+// travel is in threads_transport.hpp, the model of links with a rate in link_model.hpp.
 
 #include "ferry/threads.hpp"
 

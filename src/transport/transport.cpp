@@ -28,6 +28,9 @@ constexpr int kPausesPerSpin = 16;
 constexpr std::int64_t kFirstSleep_us = 50;
 constexpr std::int64_t kLongestSleep_us = 1000;
 
+// Often enough that a late one does not look like a missing one.
+constexpr double kSignsOfLifePerLimit = 5;
+
 /// The two limits of a waiter. Times are taken at idle polls, so a wait that never rests reads no
 /// clock; a limit is then counted from the first idle poll.
 class Deadlines {
@@ -47,6 +50,11 @@ class Deadlines {
     if (!started_ || advanced_) {
       stuck_since_ = now;
     }
+    if (!started_) shown_at_ = now;
+    if (now - shown_at_ > waiter_.quiet_limit_s() / kSignsOfLifePerLimit) {
+      waiter_.show_life();
+      shown_at_ = now;
+    }
     started_ = true;
     advanced_ = false;
     return now - quiet_since_ > waiter_.quiet_limit_s() ||
@@ -59,6 +67,7 @@ class Deadlines {
   bool advanced_ = false;
   std::uint64_t life_ = 0;
   double quiet_since_ = 0;
+  double shown_at_ = 0;
   double stuck_since_ = 0;
 };
 

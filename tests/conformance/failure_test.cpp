@@ -124,7 +124,7 @@ TEST_P(Missing, RankIsNamedWhenTheDeadlinePasses) {
       const auto& failure = failures[static_cast<std::size_t>(rank)];
       ASSERT_TRUE(failure.has_value()) << "rank " << rank << " ended well";
       EXPECT_EQ(failure->code, ErrorCode::timeout) << failure->text;
-      EXPECT_NE(failure->text.find(fmt::format("rank {}", missing)), std::string::npos)
+      EXPECT_NE(failure->text.find(fmt::format("for rank {}", missing)), std::string::npos)
           << failure->text;
     }
   }

@@ -1,3 +1,5 @@
+// The advice quotes measured figures, and follows what limited the run.
+
 #include "bench/advice.hpp"
 
 #include <gtest/gtest.h>

@@ -116,7 +116,9 @@ TEST(Command, CountedBytesAreRowsPlusHeaders) {
     if (strategy == "node_dedup") {
       EXPECT_EQ(number("inter_node_rows_dispatch") * 96 * 2, number("inter_node_bytes_bound"));
     }
-    if (strategy == "node_gather") EXPECT_EQ(number("inter_node_rows_dispatch"), 80);
+    if (strategy == "node_gather") {
+      EXPECT_EQ(number("inter_node_rows_dispatch"), 80);
+    }
     EXPECT_GT(number("metadata_bytes"), 0);
     EXPECT_EQ(object.at("paced"), true);
     EXPECT_GT(object.at("link_utilisation"), 0.0);

@@ -1,3 +1,5 @@
+// Buffers and statistics of a measurement.
+
 #include "bench/memory.hpp"
 
 #include <cstdint>

@@ -1,3 +1,5 @@
+// Arrays of every allowed type are read; everything else is refused with the reason and the fix.
+
 #include "bench/npy.hpp"
 
 #include <gtest/gtest.h>

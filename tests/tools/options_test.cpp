@@ -1,3 +1,5 @@
+// Flags as text: what they mean, and what a refusal says.
+
 #include "bench/options.hpp"
 
 #include <gtest/gtest.h>
@@ -74,7 +76,7 @@ TEST(BenchFlags, RefusalsNameFlagValueAndWhatIsAllowed) {
       {[](BenchFlags& f) { f.plain.hidden = 0; }, "--hidden 0: allowed: 1.."},
       {[](BenchFlags& f) { f.plain.layer = 3; }, "only a trace has layers"},
       {[](BenchFlags& f) {
-         f.plain.trace_directory = "t";
+         f.plain.trace_directory = std::string("dir");
          f.plain.num_experts = 8;
        },
        "--trace decides"},

@@ -1,3 +1,5 @@
+// Traces on disk: what is read, what is refused, and how sequences are shared out to ranks.
+
 #include "bench/trace.hpp"
 
 #include <numeric>

@@ -1,3 +1,5 @@
+// Row counts against small routings counted by hand and against closed forms.
+
 #include "bench/workload.hpp"
 
 #include <gtest/gtest.h>

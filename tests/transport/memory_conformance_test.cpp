@@ -68,6 +68,7 @@ TEST_P(NodeMemory, BigRegionsAreZeroToTheirEnd) {
       constexpr std::int64_t kBytes = (9LL << 20) + 100;
       std::byte* const memory = t.create_region(1, kBytes);
       EXPECT_EQ(std::count(memory, memory + kBytes, std::byte{0}), kBytes);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory) % (2U << 20), 0U) << "no huge pages";
       memory[kBytes - 1] = std::byte{1};
       EXPECT_NE(t.create_region(2, 0), nullptr);
     });

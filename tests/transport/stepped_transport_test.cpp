@@ -141,19 +141,28 @@ TEST(Stepped, StatesItsFragmentSizeAndRefusesANegativeDelay) {
   EXPECT_THROW(World({.max_delay_steps = -1}), Error);
 }
 
-/// Touches another rank's memory when it goes.
+/// Uses another rank's transport and memory when it goes.
 struct LastWord : TransportAttachment {
-  explicit LastWord(std::byte* where) : memory(where) {}
-  ~LastWord() override { *memory = std::byte{1}; }
-  std::byte* memory;
+  LastWord(Transport& own, int other) : transport(own), peer(other) {}
+  ~LastWord() override {
+    transport.map_region(peer, 1)[0] = std::byte{1};
+    ++num_gone;
+  }
+  Transport& transport;
+  int peer;
+  static inline int num_gone = 0;
 };
 
 TEST(Stepped, AttachmentsGoBeforeAnyMemory) {
-  World world({.topology = Topology::single_node(2)});
-  for (const int rank : {0, 1}) {
-    std::byte* const memory = world.transport(1 - rank).create_region(1, 8);
-    world.transport(rank).attachment = std::make_unique<LastWord>(memory);
+  {
+    World world({.topology = Topology::single_node(2)});
+    for (const int rank : {0, 1}) {
+      world.transport(rank).create_region(1, 8);
+      world.transport(rank).attachment =
+          std::make_unique<LastWord>(world.transport(1 - rank), rank);
+    }
   }
+  EXPECT_EQ(LastWord::num_gone, 2);
 }
 
 }  // namespace

@@ -58,11 +58,13 @@ void add_trace_notes(const Trace& trace, const std::vector<TokenShare>& shares,
     least = std::min(least, share.num_tokens);
     most = std::max(most, share.num_tokens);
   }
+  const std::string each =
+      least == most ? fmt::format("{}", most) : fmt::format("{} to {}", least, most);
   workload.notes.push_back(
-      fmt::format("trace of {}: {} tokens in {} sequences; whole sequences per rank, {} to {} "
-                  "tokens each, {} in all",
+      fmt::format("trace of {}: {} tokens in {} sequences; whole sequences per rank, {} tokens "
+                  "each, {} in all",
                   trace.info().model, trace.info().num_tokens,
-                  trace.info().sequence_lengths.size(), least, most, workload.num_tokens()));
+                  trace.info().sequence_lengths.size(), each, workload.num_tokens()));
   if (num_cut > 0) {
     workload.notes.push_back(fmt::format(
         "--tokens cuts the last sequence of {} of {} ranks short", num_cut, shares.size()));
