@@ -1,3 +1,6 @@
+// What the conformance tests share: layers with their expected results, and one run of a layer
+// checked against the oracle.
+
 #include "conformance/scenario.hpp"
 
 #include <algorithm>

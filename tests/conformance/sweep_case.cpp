@@ -1,3 +1,5 @@
+// One case of the sweep: a seed draws everything, the case runs it and judges every rank.
+
 #include "conformance/sweep_case.hpp"
 
 #include <atomic>

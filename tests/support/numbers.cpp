@@ -1,3 +1,5 @@
+// Scalar conversions of the oracle: IEEE rules written out, sharing nothing with the kernels.
+
 #include "support/numbers.hpp"
 
 #include <bit>

@@ -1,3 +1,6 @@
+// Runs the coroutine of every rank: on threads, or on the stepped transport in an order drawn from
+// a seed and with a step limit, so that no test hangs.
+
 #include "support/rank_program.hpp"
 
 #include <algorithm>

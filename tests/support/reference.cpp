@@ -1,3 +1,6 @@
+// The oracle: what dispatch and combine must give, bit for bit, straight from the routing. Slow,
+// short, and sharing no code with the library.
+
 #include "support/reference.hpp"
 
 #include <optional>

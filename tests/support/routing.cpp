@@ -1,3 +1,5 @@
+// Routings for tests and the bench, made from a seed: uniform, skewed, with gaps and repeats.
+
 #include "support/routing.hpp"
 
 #include <algorithm>

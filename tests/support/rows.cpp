@@ -1,3 +1,6 @@
+// Payload rows as hashes of (seed, rank, token, column), so that a row out of place or time shows,
+// and what each expert makes of a row.
+
 #include "support/rows.hpp"
 
 #include <cmath>

@@ -1,3 +1,5 @@
+// Compares rows and sums of an exchange with the oracle and names the first difference.
+
 #include "support/verify.hpp"
 
 #include <vector>

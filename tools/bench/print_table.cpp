@@ -1,5 +1,6 @@
 // The table says what was measured, on what, and whether links were slowed, before any figure.
 #include <optional>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -19,6 +20,11 @@ std::string megabytes(std::uint64_t bytes) {
   return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6);
 }
 
+/// "1 node", "2 nodes"
+std::string counted(std::int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 std::string rate(double bits_per_s) {
   if (bits_per_s >= 1e9) return fmt::format("{:g} Gbit/s", bits_per_s / 1e9);
   return fmt::format("{:g} Mbit/s", bits_per_s / 1e6);
@@ -36,17 +42,18 @@ std::string heading(const RunContext& context) {
           ? fmt::format("{}, seed {}", workload.routing_name, options.seed)
           : fmt::format("{}, layer {}", options.trace_directory, options.layer);
   std::string text = fmt::format(
-      "{} nodes, {} ranks ({}; {})\n"
-      "{} tokens, top-{} of {} experts, hidden {} {}; between nodes {} out, {} back\n"
+      "{}, {} ({}; {})\n"
+      "{}, top-{} of {} experts, hidden {} {}; between nodes {} out, {} back\n"
       "routing: {}\n",
-      workload.topology.num_nodes(), workload.num_ranks(), context.settings.transport, links,
-      workload.num_tokens(), workload.num_topk, workload.placement.num_experts(),
-      workload.shape.hidden, to_string(workload.shape.dtype), to_string(wire_dispatch(options)),
-      to_string(wire_combine(options)), routing);
+      counted(workload.topology.num_nodes(), "node"), counted(workload.num_ranks(), "rank"),
+      context.settings.transport, links, counted(workload.num_tokens(), "token"), workload.num_topk,
+      workload.placement.num_experts(), workload.shape.hidden, to_string(workload.shape.dtype),
+      to_string(wire_dispatch(options)), to_string(wire_combine(options)), routing);
   for (const std::string& note : workload.notes) text += fmt::format("note: {}\n", note);
-  return text + fmt::format("medians of {} repeats after a warm-up; every row, every sum and every "
-                            "byte count was verified\n\n",
-                            options.repeat);
+  return text + fmt::format(
+                    "medians of {} after a warm-up; every row, every sum and every "
+                    "byte count was verified\n\n",
+                    counted(options.repeat, "repeat"));
 }
 
 std::string memcpy_ratios(const StrategyResult& result) {
@@ -72,8 +79,7 @@ std::string row_of(const RunContext& context, const StrategyResult& result,
       megabytes(result.counted.dispatch), megabytes(result.counted.combine),
       duration(result.plan_us.median), duration(result.dispatch_us.median),
       duration(result.combine_us.median), duration(result.total_us()),
-      flat_us ? fmt::format("{:.2f}x", *flat_us / result.total_us()) : "-",
-      memcpy_ratios(result));
+      flat_us ? fmt::format("{:.2f}x", *flat_us / result.total_us()) : "-", memcpy_ratios(result));
 }
 
 }  // namespace
@@ -95,8 +101,8 @@ std::string to_table(const RunContext& context, const std::vector<StrategyResult
       "(token, node)\nvs flat: total of flat / total; vs memcpy: memcpy of the received rows "
       "({}) / dispatch, / combine\n\n",
       duration(results.front().memcpy_us.median));
-  return text + "Why:  " + why_best(context, results) + "\nNext: " +
-         what_next(context, results) + "\n";
+  return text + "Why:  " + why_best(context, results) + "\nNext: " + what_next(context, results) +
+         "\n";
 }
 
 }  // namespace ferry::bench
