@@ -86,6 +86,9 @@ class OutputRows : public WindowRows {
   using WindowRows::WindowRows;
 };
 
+/// After a failure: the exchange goes on with a new plan, but ranks number their calls, so each one
+/// still makes the calls that the others make. A call may fail on one rank and end well on another
+/// that needed nothing from the refuser: agree on how a step ended before leaving it early.
 class Exchange {
  public:
   /// Joins the transport's ranks in an exchange. Makes no message; ranks that disagree learn it at
