@@ -86,9 +86,10 @@ class OutputRows : public WindowRows {
   using WindowRows::WindowRows;
 };
 
-/// After a failure: the exchange goes on with a new plan, but ranks number their calls, so each one
-/// still makes the calls that the others make. A call may fail on one rank and end well on another
-/// that needed nothing from the refuser: agree on how a step ended before leaving it early.
+/// After a failure: a call may fail on one rank and end well on another that needed nothing from
+/// the refuser; every later call on that plan then ends with the same error on every rank. Plans in
+/// flight and new plans are not touched by it, whichever calls on the failed one a rank left out.
+/// All ranks make the same calls of plan(), also after a failure.
 class Exchange {
  public:
   /// Joins the transport's ranks in an exchange. Makes no message; ranks that disagree learn it at

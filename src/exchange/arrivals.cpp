@@ -1,6 +1,7 @@
 // What the engine does with messages that arrived: each goes to the plan or call that its header
 // names. What comes for an exchange, plan or call that this rank has not reached yet is kept: a
 // peer can be ahead only by what it has credit for. What comes for one that is over is dropped.
+// Notices of ranks of the node are messages too, though they take another way.
 
 #include <algorithm>
 
@@ -57,7 +58,7 @@ void Engine::refuse_message(int source, const std::string& why) {
 // The header is sound, so the call that it names ends, and nothing else.
 void Engine::refuse_call(ExchangeState& exchange, const wire::CallId& call,
                          const std::string& why) {
-  const Poison poison{call, rank(), Error(ErrorCode::corrupt_message, why)};
+  const Poison poison{call, Error(ErrorCode::corrupt_message, why)};
   apply(exchange, poison);
   broadcast(exchange, poison);
 }
@@ -97,7 +98,8 @@ void Engine::handle_fragment(Arrival arrival) {
                 unusable(rank(), arrival.source,
                          fmt::format("payload_crc of fragment {} of {} (call {}) does not fit its "
                                      "bytes",
-                                     header.index, to_string(header.call.kind), header.call.use)));
+                                     header.index, to_string(header.call.kind),
+                                     wire::place_text(header.call.place))));
     return;
   }
   deliver_fragment(*exchange, arrival.source, std::move(fragment));
@@ -121,13 +123,13 @@ void Engine::deliver_fragment(ExchangeState& exchange, int source, ArrivedFragme
     return;
   }
   LaneInbox* const inbox = known->second.flow->kind(header.call.kind).inbox_of(source);
-  if (inbox == nullptr || header.ordinal != inbox->ordinal || header.index != inbox->arrived ||
+  if (inbox == nullptr || header.call.ordinal != inbox->ordinal || header.index != inbox->arrived ||
       inbox->arrived >= inbox->granted) {
     refuse_call(exchange, header.call,
                 unusable(rank(), source,
                          fmt::format("fragment {} of use {} of plan {} came out of turn or "
                                      "without credit",
-                                     header.index, header.ordinal, header.call.plan)));
+                                     header.index, header.call.ordinal, header.call.plan)));
     return;
   }
   ++inbox->arrived;
@@ -140,21 +142,61 @@ bool Engine::is_coming(const ExchangeState& exchange, std::uint32_t plan) {
   if (plan >= exchange.next_plan) return true;
   return std::ranges::any_of(exchange.calls, [plan](const auto& call) {
     const Operation& operation = *call.second;
-    return operation.call().kind == wire::OpKind::plan && operation.call().plan == plan &&
+    return wire::opens_plan(operation.call().kind) && operation.call().plan == plan &&
            operation.running();
   });
 }
 
-// True when this rank made, or has yet to make, the same call under that number.
+// True while no rank is known to have made another call at the same place.
 bool Engine::check_order(ExchangeState& exchange, const wire::CallId& call, int source) {
-  const ExchangeState::PastCall& past = exchange.past[call.use % exchange.past.size()];
-  if (call.use >= exchange.next_use || past.use != call.use) return true;
-  if (past.kind == call.kind && past.plan == call.plan) return true;
-  const auto running = exchange.calls.find(call.use);
-  if (running != exchange.calls.end()) {
-    refuse(*running->second, different_calls(running->second->call(), rank(), call, source));
-  }
+  if (exchange.failures.order_lost()) return true;
+  const CallOrder::Entry* const other = exchange.order.note(call, source);
+  if (other == nullptr) return true;
+  const Poison poison{call, different_calls(other->call, other->rank, call, source)};
+  apply(exchange, poison);
+  broadcast(exchange, poison);
   return false;
+}
+
+bool Engine::read_boards() {
+  bool advanced = false;
+  for (const auto& [id, weak] : exchanges_) {
+    const std::shared_ptr<ExchangeState> exchange = weak.lock();
+    if (!exchange) continue;
+    advanced |= exchange->board.flush();
+    while (const auto unread = exchange->board.read()) {
+      advanced = true;
+      const Notice& notice = unread->notice;
+      switch (notice.kind) {
+        case NoticeKind::window: handle_window(*exchange, unread->local_rank, notice); break;
+        case NoticeKind::refusal: apply(*exchange, {notice.call, *unread->refusal}); break;
+        case NoticeKind::left:
+          exchange->failures.mark_left(notice.call.plan, unread->local_rank);
+          break;
+      }
+    }
+  }
+  return advanced;
+}
+
+void Engine::handle_window(ExchangeState& exchange, int local_rank, const Notice& notice) {
+  if (!check_order(exchange, notice.call, node_ranks_[local_rank])) return;
+  if (!is_wanted(exchange, notice.call)) return;
+  std::vector<ShownWindow>& windows = exchange.windows[ExchangeState::CallKey(notice.call)];
+  windows.resize(node_ranks_.size());
+  windows[local_rank] = {notice.region_key, notice.turn, notice.bytes, true};
+}
+
+// True when this rank makes the call, or may yet make it.
+bool Engine::is_wanted(const ExchangeState& exchange, const wire::CallId& call) {
+  const bool running = std::ranges::any_of(exchange.calls, [&](const auto& entry) {
+    return wire::same_call(entry.second->call(), call) && entry.second->running();
+  });
+  if (running) return true;
+  if (wire::opens_plan(call.kind)) return call.plan >= exchange.next_plan;
+  const auto known = exchange.plans.find(call.plan);
+  if (known == exchange.plans.end()) return is_coming(exchange, call.plan);
+  return known->second.flow && call.ordinal >= known->second.flow->kind(call.kind).next_ordinal;
 }
 
 void Engine::apply_grant(ExchangeState& exchange, int source, const wire::Grant& grant) {
@@ -205,9 +247,7 @@ void Engine::handle_control(Arrival arrival) {
     apply_grant(*exchange, arrival.source, grant.grant);
     return;
   }
-  const Poison received{poison.call, static_cast<int>(poison.origin),
-                        Error(poison.code, poison.text)};
-  apply(*exchange, received);
+  apply(*exchange, {poison.call, Error(poison.code, poison.text)});
 }
 
 void Engine::handle_metadata(Arrival arrival) {
@@ -226,10 +266,8 @@ void Engine::handle_metadata(Arrival arrival) {
     return;
   }
   if (!check_order(*exchange, header.call, arrival.source)) return;
-  const bool over =
-      header.call.use < exchange->next_use && !exchange->calls.contains(header.call.use);
-  if (over) return;  // the call failed here before this came
-  exchange->metadata[header.call.use].push_back({arrival.source, std::move(arrival.bytes)});
+  if (!is_coming(*exchange, header.call.plan)) return;  // failed here before this came
+  exchange->metadata[header.call.plan].push_back({arrival.source, std::move(arrival.bytes)});
 }
 
 }  // namespace ferry::detail

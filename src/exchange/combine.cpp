@@ -10,7 +10,6 @@
 namespace ferry::detail {
 namespace {
 
-constexpr int kFragmentsPerStep = 4;
 constexpr std::uint64_t kCopyBytesPerStep = 1U << 20U;
 
 // Targets stand in tree order: marks where a rank's group and the node's group end.
@@ -32,7 +31,6 @@ CombineOperation::CombineOperation(std::shared_ptr<ExchangeState> exchange,
       windows_(this->plan()->rows.rows_to),
       senders_(this->plan()->rows.landing, true, this->exchange().combine_framing) {
   flow_ = &this->plan()->flow->kind(wire::OpKind::combine);
-  ordinal_ = flow_->next_ordinal++;
   for (const plan::LanePair& pair : this->plan()->rows.outgoing) {
     lanes_.push_back(
         {LaneReceiver(pair, true, this->exchange().combine_framing.rows_per_fragment), {}, 0});
@@ -92,18 +90,13 @@ bool CombineOperation::copy_y() {
   const std::int64_t stride = static_cast<std::int64_t>(exchange().window_stride_bytes);
   const auto most = static_cast<std::int64_t>(kCopyBytesPerStep / exchange().row_bytes + 1);
   const std::int64_t end = std::min(y_.rows, copied_rows_ + most);
-  copy_rows_.clear();
-  copy_targets_.clear();
+  pusher_.clear();
   for (; copied_rows_ < end; ++copied_rows_) {
-    copy_rows_.push_back(
-        {y_.row(copied_rows_), static_cast<std::uint32_t>(copy_targets_.size()), 1});
-    copy_targets_.push_back(lease_->slot().data() + copied_rows_ * stride);
+    pusher_.add_target(lease_->slot().data() + copied_rows_ * stride);
+    pusher_.add_row(y_.row(copied_rows_));
   }
-  engine().transport().push_rows({.source_dtype = exchange().shape.dtype,
-                                  .target_dtype = exchange().shape.dtype,
-                                  .hidden = exchange().shape.hidden,
-                                  .rows = copy_rows_,
-                                  .targets = copy_targets_});
+  pusher_.push(engine().transport(), exchange().shape.hidden, exchange().shape.dtype,
+               exchange().shape.dtype);
   return true;
 }
 
@@ -115,39 +108,23 @@ bool CombineOperation::show_window() {
 }
 
 bool CombineOperation::send_some() {
-  int sent = 0;
-  for (; sent < kFragmentsPerStep; ++sent) {
-    const auto next = senders_.next(*this, *flow_, ordinal_);
-    if (!next) break;
-    Block block = engine().network().take_block();
-    fill_partials(*next, block.memory().data() + wire::kFragmentHeaderBytes);
-    engine().network().send_fragment(
-        next->pair->dispatch.peer,
-        {.call = call(),
-         .ordinal = ordinal_,
-         .index = static_cast<std::uint32_t>(next->fragment.index),
-         .num_rows = next->fragment.count,
-         .payload_bytes = static_cast<std::uint32_t>(next->fragment.count *
-                                                     exchange().combine_framing.row_bytes),
-         .has_crc = exchange().options.checksum_payload},
-        std::move(block), shared_from_this());
-    senders_.advance();
-  }
-  return sent > 0;
+  return senders_.send(*this, *flow_,
+                       [this](const plan::Lane& lane, const plan::Fragment& fragment,
+                              std::byte* payload) { fill_partials(lane, fragment, payload); });
 }
 
 // What goes back for each item: its output as it is where an item is one (token, expert), else the
 // weighted sum of its outputs on this node.
-void CombineOperation::fill_partials(const LaneSenders::Next& next, std::byte* payload) {
-  const plan::Lane& lane = *next.lane;
+void CombineOperation::fill_partials(const plan::Lane& lane, const plan::Fragment& fragment,
+                                     std::byte* payload) {
   const DType wire_dtype = *exchange().options.wire_combine;
   const std::uint64_t row_bytes = exchange().combine_framing.row_bytes;
   const bool raw = plan::info(exchange().options.strategy).unit == plan::RowUnit::token_expert;
   terms_.clear();
   sums_.clear();
   sources_.clear();
-  for (std::uint32_t i = 0; i < next.fragment.count; ++i) {
-    const std::uint32_t item = next.fragment.first + i;
+  for (std::uint32_t i = 0; i < fragment.count; ++i) {
+    const std::uint32_t item = fragment.first + i;
     const auto first = static_cast<std::uint32_t>(terms_.size());
     const std::span<const plan::Target> targets =
         std::span(lane.targets)
@@ -187,7 +164,8 @@ bool CombineOperation::sum_home() {
   if (range_ < num_ranges) return advanced;
   // In the same step as the last sum: the operation may be over after it.
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    if (flow_->inboxes[i].ordinal == ordinal_) lanes_[i].receiver.end_use(*this, flow_->inboxes[i]);
+    if (flow_->inboxes[i].ordinal == call().ordinal)
+      lanes_[i].receiver.end_use(*this, flow_->inboxes[i]);
   }
   return advanced;
 }
@@ -199,7 +177,8 @@ bool CombineOperation::stage_range() {
     Homecoming& lane = lanes_[i];
     LaneInbox& inbox = flow_->inboxes[i];
     if (lane.receiver.done()) continue;
-    if (inbox.ordinal != ordinal_) return false;  // an earlier use of the plan still comes home
+    if (inbox.ordinal != call().ordinal)
+      return false;  // an earlier use of the plan still comes home
     lane.receiver.grant_through(*this, inbox, range_);
     while (!lane.receiver.done() && lane.receiver.range() == range_) {
       auto taken = lane.receiver.take(*this, inbox, exchange().combine_framing);
@@ -302,13 +281,8 @@ int CombineOperation::missing_reader() const {
   for (int local = 0; local < static_cast<int>(rows_from.size()); ++local) {
     if (rows_from[local] == 0) continue;
     if (transport.reached(slot.layout.released(slot.base, local).value, turn_)) continue;
-    if (failing()) {
-      // After a failure readers may give up instead of reading to the end.
-      ControlBlock* const control = exchange().control_of(local);
-      if (control != nullptr && transport.reached(control->finished_below(), call().use + 1)) {
-        continue;
-      }
-    }
+    // After a failure readers give up instead of reading to the end.
+    if (failing() && exchange().failures.has_left(call().plan, local)) continue;
     return engine().node_ranks()[local];
   }
   return -1;
@@ -316,9 +290,9 @@ int CombineOperation::missing_reader() const {
 
 WaitTarget CombineOperation::waits_for() const {
   if (failing()) return {shown_ ? missing_reader() : -1, Phase::outputs_read};
-  if (!shown_) return {engine().cell_holder(*this), Phase::earlier_call};
+  if (!shown_) return lease_ ? engine().slot_holder(lease_->slot()) : WaitTarget{};
   if (const int rank = windows_.missing_rank(*this); rank >= 0) return {rank, Phase::outputs};
-  if (const int rank = senders_.starved_peer(*flow_, ordinal_); rank >= 0) {
+  if (const int rank = senders_.starved_peer(*flow_, call().ordinal); rank >= 0) {
     return {rank, Phase::credit};
   }
   for (std::size_t i = 0; i < lanes_.size(); ++i) {

@@ -9,6 +9,7 @@
 #include "exchange/lanes.hpp"
 #include "exchange/operation.hpp"
 #include "exchange/peer_windows.hpp"
+#include "exchange/row_pusher.hpp"
 #include "exchange/slots.hpp"
 #include "ferry/matrix.hpp"
 #include "kernels/row_kernels.hpp"
@@ -44,7 +45,7 @@ class CombineOperation final : public Operation {
   bool copy_y();
   bool show_window();
   bool send_some();
-  void fill_partials(const LaneSenders::Next& next, std::byte* payload);
+  void fill_partials(const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload);
   bool sum_home();
   bool stage_range();
   void sum_range();
@@ -59,7 +60,6 @@ class CombineOperation final : public Operation {
   const ConstMatrix y_;
   const Matrix out_;
   KindFlow* flow_ = nullptr;
-  std::uint32_t ordinal_ = 0;
   std::unique_ptr<SlotLease> lease_;
   std::uint64_t turn_ = 0;
   std::int64_t copied_rows_ = 0;
@@ -74,8 +74,7 @@ class CombineOperation final : public Operation {
   std::vector<kernels::SumTerm> terms_;
   std::vector<kernels::SumRow> sums_;
   std::vector<const std::byte*> sources_;
-  std::vector<kernels::PushRow> copy_rows_;
-  std::vector<std::byte*> copy_targets_;
+  RowPusher pusher_;
 };
 
 }  // namespace ferry::detail

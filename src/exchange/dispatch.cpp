@@ -12,7 +12,7 @@ namespace {
 // Bytes pushed between two looks at the network: long enough to hide the look, short enough that a
 // link does not run dry meanwhile.
 constexpr std::uint64_t kPushBytesPerStep = 1U << 20U;
-constexpr int kFragmentsPerStep = 4;
+constexpr int kLandingsPerStep = 4;
 
 }  // namespace
 
@@ -23,7 +23,6 @@ DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
       windows_(this->plan()->rows.rows_to),
       senders_(this->plan()->rows.outgoing, false, this->exchange().dispatch_framing) {
   flow_ = &this->plan()->flow->kind(wire::OpKind::dispatch);
-  ordinal_ = flow_->next_ordinal++;
   for (const plan::LanePair& pair : this->plan()->rows.landing) {
     receivers_.emplace_back(pair, false, this->exchange().dispatch_framing.rows_per_fragment);
   }
@@ -57,33 +56,19 @@ bool DispatchOperation::show_window() {
 }
 
 bool DispatchOperation::send_some() {
-  const plan::Framing& framing = exchange().dispatch_framing;
-  int sent = 0;
-  for (; sent < kFragmentsPerStep; ++sent) {
-    const auto next = senders_.next(*this, *flow_, ordinal_);
-    if (!next) break;
-    sources_.clear();
-    for (std::uint32_t i = 0; i < next->fragment.count; ++i) {
-      sources_.push_back(x_.row(next->lane->tokens[next->fragment.first + i]));
-    }
-    Block block = engine().network().take_block();
-    engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
-                                    .wire_dtype = *exchange().options.wire_dispatch,
-                                    .hidden = exchange().shape.hidden,
-                                    .rows = sources_,
-                                    .out = block.memory().data() + wire::kFragmentHeaderBytes});
-    engine().network().send_fragment(
-        next->pair->dispatch.peer,
-        {.call = call(),
-         .ordinal = ordinal_,
-         .index = static_cast<std::uint32_t>(next->fragment.index),
-         .num_rows = next->fragment.count,
-         .payload_bytes = static_cast<std::uint32_t>(next->fragment.count * framing.row_bytes),
-         .has_crc = exchange().options.checksum_payload},
-        std::move(block), shared_from_this());
-    senders_.advance();
-  }
-  return sent > 0;
+  return senders_.send(
+      *this, *flow_,
+      [this](const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload) {
+        sources_.clear();
+        for (std::uint32_t i = 0; i < fragment.count; ++i) {
+          sources_.push_back(x_.row(lane.tokens[fragment.first + i]));
+        }
+        engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
+                                        .wire_dtype = *exchange().options.wire_dispatch,
+                                        .hidden = exchange().shape.hidden,
+                                        .rows = sources_,
+                                        .out = payload});
+      });
 }
 
 bool DispatchOperation::land_some() {
@@ -91,61 +76,48 @@ bool DispatchOperation::land_some() {
   for (std::size_t i = 0; i < receivers_.size() && running(); ++i) {
     LaneReceiver& receiver = receivers_[i];
     LaneInbox& inbox = flow_->inboxes[i];
-    if (inbox.ordinal != ordinal_) continue;  // an earlier use of the plan, or this one is done
+    if (inbox.ordinal != call().ordinal)
+      continue;  // an earlier use of the plan, or this one is done
     if (!receiver.done()) receiver.grant_through(*this, inbox, receiver.range());
-    for (int taken = 0; taken < kFragmentsPerStep; ++taken) {
+    for (int taken = 0; taken < kLandingsPerStep; ++taken) {
       const auto fragment = receiver.take(*this, inbox, exchange().dispatch_framing);
       if (!fragment) break;
-      advanced |= land(receiver, *fragment);
+      land(receiver, *fragment);
+      advanced = true;
     }
     if (running() && receiver.done()) receiver.end_use(*this, inbox);
   }
   return advanced;
 }
 
-bool DispatchOperation::land(LaneReceiver& receiver, const LaneReceiver::Taken& taken) {
+void DispatchOperation::land(const LaneReceiver& receiver, const LaneReceiver::Taken& taken) {
   const plan::Lane& lane = receiver.lane();
-  push_rows_.clear();
-  targets_.clear();
+  pusher_.clear();
   for (std::uint32_t i = 0; i < taken.fragment.count; ++i) {
     const std::uint32_t item = taken.fragment.first + i;
-    const auto first = static_cast<std::uint32_t>(targets_.size());
     for (std::uint32_t t = lane.target_begin[item]; t < lane.target_begin[item + 1]; ++t) {
-      targets_.push_back(target_row(lane.targets[t]));
+      pusher_.add_target(target_row(lane.targets[t]));
     }
-    push_rows_.push_back({taken.arrived.payload() + i * exchange().dispatch_framing.row_bytes,
-                          first, static_cast<std::uint32_t>(targets_.size()) - first});
+    pusher_.add_row(taken.arrived.payload() + i * exchange().dispatch_framing.row_bytes);
   }
-  engine().transport().push_rows({.source_dtype = *exchange().options.wire_dispatch,
-                                  .target_dtype = exchange().shape.dtype,
-                                  .hidden = exchange().shape.hidden,
-                                  .rows = push_rows_,
-                                  .targets = targets_});
-  return true;
+  pusher_.push(engine().transport(), exchange().shape.hidden, *exchange().options.wire_dispatch,
+               exchange().shape.dtype);
 }
 
 bool DispatchOperation::push_home() {
   const plan::RankPlan& rows = plan()->rows;
   if (next_token_ == rows.num_tokens) return false;
-  push_rows_.clear();
-  targets_.clear();
+  pusher_.clear();
   const std::uint64_t most = kPushBytesPerStep / exchange().row_bytes + 1;
-  for (; next_token_ < rows.num_tokens && targets_.size() < most; ++next_token_) {
-    const auto first = static_cast<std::uint32_t>(targets_.size());
+  for (; next_token_ < rows.num_tokens && pusher_.num_targets() < most; ++next_token_) {
     for (std::uint32_t t = rows.home_begin[next_token_]; t < rows.home_begin[next_token_ + 1];
          ++t) {
-      targets_.push_back(target_row(rows.home_targets[t]));
+      pusher_.add_target(target_row(rows.home_targets[t]));
     }
-    const auto count = static_cast<std::uint32_t>(targets_.size()) - first;
-    if (count > 0) {
-      push_rows_.push_back({x_.row(static_cast<std::int64_t>(next_token_)), first, count});
-    }
+    pusher_.add_row(x_.row(static_cast<std::int64_t>(next_token_)));
   }
-  engine().transport().push_rows({.source_dtype = exchange().shape.dtype,
-                                  .target_dtype = exchange().shape.dtype,
-                                  .hidden = exchange().shape.hidden,
-                                  .rows = push_rows_,
-                                  .targets = targets_});
+  pusher_.push(engine().transport(), exchange().shape.hidden, exchange().shape.dtype,
+               exchange().shape.dtype);
   return true;
 }
 
@@ -184,14 +156,13 @@ Matrix DispatchOperation::rows() const {
 }
 
 WaitTarget DispatchOperation::waits_for() const {
-  if (!shown_) return {engine().cell_holder(*this), Phase::earlier_call};
   if (const int rank = windows_.missing_rank(*this); rank >= 0) {
     return {rank, Phase::window_granted};
   }
   for (std::size_t i = 0; i < receivers_.size(); ++i) {
     if (!receivers_[i].done()) return {flow_->inboxes[i].peer, Phase::rows};
   }
-  if (const int rank = senders_.starved_peer(*flow_, ordinal_); rank >= 0) {
+  if (const int rank = senders_.starved_peer(*flow_, call().ordinal); rank >= 0) {
     return {rank, Phase::credit};
   }
   if (const int rank = missing_writer(); rank >= 0) return {rank, Phase::rows_pushed};
@@ -200,7 +171,8 @@ WaitTarget DispatchOperation::waits_for() const {
 }
 
 bool DispatchOperation::quiet() {
-  if (lease_) engine().retire(std::move(lease_), *this);
+  if (lease_ && shown_) engine().retire(std::move(lease_), *this);
+  lease_.reset();
   return true;
 }
 

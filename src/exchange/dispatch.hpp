@@ -9,9 +9,9 @@
 #include "exchange/lanes.hpp"
 #include "exchange/operation.hpp"
 #include "exchange/peer_windows.hpp"
+#include "exchange/row_pusher.hpp"
 #include "exchange/slots.hpp"
 #include "ferry/matrix.hpp"
-#include "kernels/row_kernels.hpp"
 
 namespace ferry::detail {
 
@@ -32,7 +32,7 @@ class DispatchOperation final : public Operation {
   bool show_window();
   bool send_some();
   bool land_some();
-  bool land(LaneReceiver& receiver, const LaneReceiver::Taken& taken);
+  void land(const LaneReceiver& receiver, const LaneReceiver::Taken& taken);
   bool push_home();
   bool finish_writing();
   /// A rank that has not written all its rows into this window; -1 if none.
@@ -42,7 +42,6 @@ class DispatchOperation final : public Operation {
 
   const ConstMatrix x_;
   KindFlow* flow_ = nullptr;
-  std::uint32_t ordinal_ = 0;
   std::unique_ptr<SlotLease> lease_;
   std::uint64_t turn_ = 0;
   bool shown_ = false;
@@ -52,8 +51,7 @@ class DispatchOperation final : public Operation {
   std::vector<LaneReceiver> receivers_;
   std::uint64_t next_token_ = 0;
   // Reused from step to step.
-  std::vector<kernels::PushRow> push_rows_;
-  std::vector<std::byte*> targets_;
+  RowPusher pusher_;
   std::vector<const std::byte*> sources_;
 };
 

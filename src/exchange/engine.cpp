@@ -87,22 +87,23 @@ void Engine::start(const std::shared_ptr<Operation>& operation,
                    const std::optional<Error>& refusal) {
   ExchangeState& exchange = operation->exchange();
   drop_dead_plans(exchange);
-  const std::uint64_t use = operation->call().use;
-  exchange.calls.emplace(use, operation);
-  exchange.past[use % exchange.past.size()] = {use, operation->call().plan, operation->call().kind};
-  const auto poisoned = exchange.poisoned_plans.find(operation->call().plan);
-  if (auto ahead = exchange.poison_ahead.extract(use)) {
+  operation->take_place();
+  const wire::CallId& call = operation->call();
+  exchange.calls.emplace(call.place, operation);
+  if (const Error* const failure = exchange.failures.find(call.plan)) {
+    operation->fail(*failure);  // every rank knows, or is about to
+  } else if (auto ahead = exchange.refused_ahead.extract(call.place)) {
     apply(exchange, ahead.mapped());
-  } else if (poisoned != exchange.poisoned_plans.end()) {
-    refuse(*operation, Error(poisoned->second));
   } else if (refusal) {
     refuse(*operation, *refusal);
+  } else {
+    check_order(exchange, call, rank());
   }
   progress();
 }
 
 bool Engine::progress() {
-  std::atomic<std::uint64_t>& heartbeat = world_->own_control().heartbeat();
+  std::atomic<std::uint64_t>& heartbeat = world_->board.own().heartbeat();
   heartbeat.store(heartbeat.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (const std::optional<std::string> text = transport_.aborted()) {
     fail_all(Error(ErrorCode::peer_failed, *text));
@@ -110,7 +111,6 @@ bool Engine::progress() {
   bool advanced = network_.collect_sent();
   advanced |= receive();
   advanced |= read_boards();
-  advanced |= flush_boards();
   advanced |= step_calls();
   advanced |= release_retired();
   // Without a call that runs, nobody may look again for long: a replay must not wait for its grant.
@@ -130,11 +130,10 @@ bool Engine::step_calls() {
     ++at;
     // A step may end calls of the exchange, so the list is taken first.
     stepping_.clear();
-    for (const auto& [use, operation] : exchange->calls) stepping_.push_back(operation);
+    for (const auto& [place, operation] : exchange->calls) stepping_.push_back(operation);
     for (const auto& operation : stepping_) advanced |= settle_call(*exchange, *operation);
     stepping_.clear();
     any_running_ |= !exchange->calls.empty();
-    update_finished(*exchange);
   }
   return advanced;
 }
@@ -154,27 +153,18 @@ bool Engine::settle_call(ExchangeState& exchange, Operation& operation) {
     }
   }
   if (operation.failing() && operation.quiet()) operation.end_failing();
-  if (operation.over()) advanced |= exchange.calls.erase(operation.call().use) > 0;
-  return advanced;
-}
-
-// A failing call counts as finished: it waits for others, but touches nothing of theirs.
-void Engine::update_finished(ExchangeState& exchange) {
-  std::uint64_t below = exchange.next_use;
-  for (const auto& [use, operation] : exchange.calls) {
-    if (!operation->running()) continue;
-    below = use;
-    break;
-  }
-  std::atomic<std::uint64_t>& flag = exchange.own_control().finished_below();
-  if (!transport_.reached(flag, below)) transport_.raise_flag(flag, below);
+  const wire::CallId& call = operation.call();
+  if (!operation.over() || exchange.calls.erase(call.place) == 0) return advanced;
+  exchange.windows.erase(ExchangeState::CallKey(call));
+  if (wire::opens_plan(call.kind)) leave_plan(exchange, call.plan);
+  return true;
 }
 
 void Engine::fail_all(const Error& error) {
   for (const auto& [id, weak] : exchanges_) {
     const std::shared_ptr<ExchangeState> exchange = weak.lock();
     if (!exchange) continue;
-    for (const auto& [use, operation] : exchange->calls) {
+    for (const auto& [place, operation] : exchange->calls) {
       operation->fail(error);
       operation->end_failing();  // the job is over; nobody waits for quiet
     }
@@ -185,7 +175,7 @@ void Engine::refuse(Operation& operation, const Error& error) {
   if (!operation.running()) return;
   // Cut here and not on the way, so that all ranks get the same text.
   const std::string text = std::string(error.what()).substr(0, wire::kPoisonTextBytes);
-  const Poison poison{operation.call(), rank(), Error(error.code(), text)};
+  const Poison poison{operation.call(), Error(error.code(), text)};
   apply(operation.exchange(), poison);
   broadcast(operation.exchange(), poison);
 }
@@ -208,7 +198,7 @@ void Engine::adopt_plan(ExchangeState& exchange, const std::shared_ptr<PlanState
     }
   }
   for (ExchangeState::Early& early : rest) exchange.early.push_back(std::move(early));
-  if (exchange.poisoned_plans.contains(plan->number)) retire_flow(exchange.plans[plan->number]);
+  if (exchange.failures.find(plan->number) != nullptr) retire_flow(exchange.plans[plan->number]);
 }
 
 void Engine::drop_dead_plans(ExchangeState& exchange) {
@@ -220,9 +210,16 @@ void Engine::drop_dead_plans(ExchangeState& exchange) {
     retire_flow(at->second);
     at = exchange.plans.erase(at);
   }
-  std::erase_if(exchange.poisoned_plans, [&](const auto& entry) {
-    return !exchange.plans.contains(entry.first) && !is_coming(exchange, entry.first);
+  std::erase_if(exchange.windows, [&](const auto& entry) {
+    return !is_coming(exchange, entry.first.plan) && !exchange.plans.contains(entry.first.plan);
   });
+  for (const std::uint32_t plan : exchange.failures.known()) {
+    const bool retiring = std::ranges::any_of(retiring_, [&](const Retiring& one) {
+      return one.exchange.get() == &exchange && one.plan == plan;
+    });
+    if (exchange.plans.contains(plan) || is_coming(exchange, plan) || retiring) continue;
+    if (exchange.failures.all_left(plan)) exchange.failures.forget(plan);
+  }
 }
 
 void Engine::retire_flow(ExchangeState::KnownPlan& known) {
@@ -238,7 +235,6 @@ void Engine::retire_flow(ExchangeState::KnownPlan& known) {
 
 void Engine::settle_plans(ExchangeState& exchange) {
   for (auto& [number, known] : exchange.plans) retire_flow(known);
-  board_backlog_.erase(exchange.id);
 }
 
 std::byte* Engine::map(int owner, std::uint64_t key) {
@@ -249,61 +245,57 @@ std::byte* Engine::map(int owner, std::uint64_t key) {
   return address;
 }
 
-bool Engine::node_is_past(ExchangeState& exchange, std::uint64_t use) {
-  for (int local = 0; local < static_cast<int>(node_ranks_.size()); ++local) {
-    ControlBlock* const control = exchange.control_of(local);
-    if (control == nullptr || !transport_.reached(control->finished_below(), use + 1)) return false;
-  }
+bool Engine::publish(const Operation& operation, Slot& slot, std::uint64_t bytes) {
+  if (slot.shown) return false;
+  slot.shown = true;
+  slot.shown_by = operation.weak_from_this();
+  ++slot.turn;
+  const Notice notice{.call = operation.call(),
+                      .region_key = slot.key,
+                      .turn = slot.turn,
+                      .bytes = bytes,
+                      .kind = NoticeKind::window};
+  ExchangeState& exchange = operation.exchange();
+  exchange.board.post(notice);
+  handle_window(exchange, local_index_, notice);
   return true;
 }
 
-int Engine::cell_holder(const Operation& operation) {
-  const std::uint64_t use = operation.call().use;
-  if (use < kCells) return -1;
+WaitTarget Engine::slot_holder(const Slot& slot) const {
+  const std::shared_ptr<const Operation> shower = slot.shown_by.lock();
+  if (shower && !shower->over()) return shower->waits_for();
+  for (const Retiring& retiring : retiring_) {
+    if (&retiring.lease->slot() == &slot) return {missing_release(retiring), Phase::earlier_call};
+  }
+  return {};
+}
+
+const ShownWindow* Engine::find_window(const Operation& operation, int local_rank) const {
+  const auto& windows = operation.exchange().windows;
+  const auto found = windows.find(ExchangeState::CallKey(operation.call()));
+  if (found == windows.end() || !found->second[local_rank].there) return nullptr;
+  return &found->second[local_rank];
+}
+
+void Engine::retire(std::unique_ptr<SlotLease> lease, const Operation& operation) {
+  const std::uint64_t turn = lease->slot().turn;
+  retiring_.push_back({std::move(lease), operation.exchange_, operation.call().plan, turn});
+}
+
+// A rank of the node that may still touch the slot; -1 if none.
+int Engine::missing_release(const Retiring& retiring) const {
+  const Slot& slot = retiring.lease->slot();
   for (int local = 0; local < static_cast<int>(node_ranks_.size()); ++local) {
-    ControlBlock* const control = operation.exchange().control_of(local);
-    if (control == nullptr || !transport_.reached(control->finished_below(), use - kCells + 1)) {
-      return node_ranks_[local];
-    }
+    if (retiring.exchange->failures.has_left(retiring.plan, local)) continue;
+    const Line& line = slot.layout.released(slot.base, local);
+    if (!transport_.reached(line.value, retiring.turn)) return node_ranks_[local];
   }
   return -1;
 }
 
-bool Engine::publish(const Operation& operation, Slot& slot, std::uint64_t bytes) {
-  if (slot.shown || cell_holder(operation) >= 0) return false;
-  slot.shown = true;
-  ++slot.turn;
-  Cell& cell = operation.exchange().own_control().cell(operation.call().use);
-  cell.region_key = slot.key;
-  cell.turn = slot.turn;
-  cell.bytes = bytes;
-  cell.plan = operation.call().plan;
-  cell.kind = operation.call().kind;
-  transport_.raise_flag(cell.ready, operation.call().use + 1);
-  return true;
-}
-
-const Cell* Engine::find_cell(Operation& operation, int local_rank) {
-  ControlBlock* const control = operation.exchange().control_of(local_rank);
-  const wire::CallId& call = operation.call();
-  if (control == nullptr) return nullptr;
-  const Cell& cell = control->cell(call.use);
-  if (!transport_.reached(cell.ready, call.use + 1)) return nullptr;
-  if (cell.kind == call.kind && cell.plan == call.plan) return &cell;
-  wire::CallId other = call;
-  other.kind = cell.kind;
-  other.plan = cell.plan;
-  refuse(operation, different_calls(call, rank(), other, node_ranks_[local_rank]));
-  return nullptr;
-}
-
-void Engine::retire(std::unique_ptr<SlotLease> lease, const Operation& operation) {
-  retiring_.push_back({std::move(lease), operation.exchange_, operation.call().use});
-}
-
 bool Engine::release_retired() {
   return std::erase_if(retiring_, [this](Retiring& retiring) {
-           if (!node_is_past(*retiring.exchange, retiring.use)) return false;
+           if (missing_release(retiring) >= 0) return false;
            retiring.lease->slot().shown = false;
            return true;
          }) > 0;

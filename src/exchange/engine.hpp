@@ -46,7 +46,8 @@ class Engine final : public TransportAttachment {
   const std::shared_ptr<ExchangeState>& world();
 
   // Calls
-  /// Takes up an operation; with a refusal it fails at once, here and on every rank.
+  /// Takes up an operation: it gets its place, and may take its first steps. With a refusal it
+  /// fails at once, here and on every rank.
   void start(const std::shared_ptr<Operation>& operation, const std::optional<Error>& refusal);
   /// One round of work for everything. True when something moved.
   bool progress();
@@ -58,14 +59,13 @@ class Engine final : public TransportAttachment {
   // Node memory
   /// Address of a region of a rank of this node; null while it does not exist.
   std::byte* map(int owner, std::uint64_t key);
-  /// Shows a slot to the node for this call. False while an old cell is still in use.
+  /// Shows a slot to the node for this call. False while another call shows it.
   bool publish(const Operation& operation, Slot& slot, std::uint64_t bytes);
-  /// The first rank whose unfinished call keeps publish from going on; -1 if none.
-  int cell_holder(const Operation& operation);
-  /// The cell of a rank of this node for this call, once it is there. Refuses the operation where
-  /// the rank made another call instead.
-  const Cell* find_cell(Operation& operation, int local_rank);
-  /// Keeps a slot until every rank of the node has ended the call.
+  /// Whom the call that shows a slot waits for.
+  WaitTarget slot_holder(const Slot& slot) const;
+  /// The window of a rank of this node for this call; null while it is not there.
+  const ShownWindow* find_window(const Operation& operation, int local_rank) const;
+  /// Keeps a slot until each rank of the node has released it or left the plan.
   void retire(std::unique_ptr<SlotLease> lease, const Operation& operation);
 
   // Waiting
@@ -80,15 +80,15 @@ class Engine final : public TransportAttachment {
     std::unique_ptr<SlotLease> lease;
     // Shared with the caller's handle; kept until the slot is free.
     std::shared_ptr<ExchangeState> exchange;
-    std::uint64_t use;
+    std::uint32_t plan;
+    std::uint64_t turn;
   };
 
   // engine.cpp
   bool step_calls();
   bool settle_call(ExchangeState& exchange, Operation& operation);
-  void update_finished(ExchangeState& exchange);
   bool release_retired();
-  bool node_is_past(ExchangeState& exchange, std::uint64_t use);
+  int missing_release(const Retiring& retiring) const;
   void fail_all(const Error& error);
   void drop_dead_plans(ExchangeState& exchange);
   void retire_flow(ExchangeState::KnownPlan& known);
@@ -100,7 +100,10 @@ class Engine final : public TransportAttachment {
   void handle_control(Arrival arrival);
   void handle_metadata(Arrival arrival);
   void apply_grant(ExchangeState& exchange, int source, const wire::Grant& grant);
+  bool read_boards();
+  void handle_window(ExchangeState& exchange, int local_rank, const Notice& notice);
   static bool is_coming(const ExchangeState& exchange, std::uint32_t plan);
+  static bool is_wanted(const ExchangeState& exchange, const wire::CallId& call);
   bool check_order(ExchangeState& exchange, const wire::CallId& call, int source);
   std::shared_ptr<ExchangeState> find_exchange(std::uint32_t id);
   void refuse_message(int source, const std::string& why);
@@ -108,13 +111,10 @@ class Engine final : public TransportAttachment {
 
   // poison.cpp
   void broadcast(ExchangeState& exchange, const Poison& poison);
-  void post_on_board(ExchangeState& exchange, const Poison& poison);
-  bool board_has_room(ExchangeState& exchange);
-  void write_entry(ExchangeState& exchange, const Poison& poison);
-  bool read_boards();
-  bool flush_boards();
   void apply(ExchangeState& exchange, const Poison& poison);
-  void poison_plan(ExchangeState& exchange, std::uint32_t plan, const Error& error);
+  void apply_to_place(ExchangeState& exchange, const Poison& poison);
+  bool fail_plan(ExchangeState& exchange, const wire::CallId& call, const Error& error);
+  void leave_plan(ExchangeState& exchange, std::uint32_t plan);
 
   // Watched by exchanges.
   std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
@@ -133,7 +133,6 @@ class Engine final : public TransportAttachment {
   std::vector<std::shared_ptr<Operation>> stepping_;  ///< reused from round to round
   /// Messages for exchanges that this rank has not made yet.
   std::map<std::uint32_t, std::vector<Arrival>> ahead_;
-  std::map<std::uint32_t, std::vector<Poison>> board_backlog_;
   bool any_running_ = false;  ///< a call was not over at the end of the last round
   std::atomic<const void*> caller_{nullptr};
   int caller_depth_ = 0;

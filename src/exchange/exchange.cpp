@@ -2,6 +2,8 @@
 
 #include "ferry/exchange.hpp"
 
+#include <new>
+
 #include <fmt/format.h>
 
 #include "exchange/combine.hpp"
@@ -77,7 +79,14 @@ std::optional<Error> find_plan_error(const ExchangeState& exchange, const PlanSt
   return std::nullopt;
 }
 
-// A refused call takes no plan along: it may not be one of this exchange.
+// The other ranks are in this call: whatever goes wrong here must reach them.
+Error no_memory_error(const ExchangeState& exchange, std::string_view call) {
+  return Error(ErrorCode::resource_exhausted,
+               fmt::format("{}: no memory for the call on rank {}; fix: free some on this rank",
+                           call, exchange.engine.rank()));
+}
+
+// A refused call takes no plan along where the plan may not be one of this exchange.
 class RefusedOperation final : public Operation {
  public:
   RefusedOperation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
@@ -136,19 +145,11 @@ Exchange::~Exchange() = default;
 Pending<Plan> Exchange::start_plan(const Routing& routing) {
   const CallerGuard guard(state_->engine);
   state_->engine.progress();
-  const auto operation = std::make_shared<detail::PlanOperation>(state_, routing.num_topk);
+  const auto operation = std::make_shared<detail::PlanOperation>(state_, routing);
   std::optional<Error> refusal;
   if (const auto problem = plan::find_routing_error(routing, state_->placement.num_experts(),
                                                     state_->engine.rank())) {
     refusal = Error(ErrorCode::invalid_argument, *problem);
-  } else {
-    // The call has its number: whatever goes wrong now must reach the other ranks.
-    try {
-      operation->set_routing(routing);
-    } catch (const std::exception& error) {
-      refusal = Error(ErrorCode::resource_exhausted,
-                      fmt::format("{}: {}", operation->describe(), error.what()));
-    }
   }
   state_->engine.start(operation, refusal);
   return Pending<Plan>(operation, [](detail::Operation& done) {
@@ -169,7 +170,13 @@ Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x) {
   if (const auto error = detail::find_matrix_error(*state_, x, {"dispatch", "x", tokens})) {
     return detail::refused<ExpertRows>(state_, plan.state(), kKind, *error);
   }
-  const auto operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(), x);
+  std::shared_ptr<detail::DispatchOperation> operation;
+  try {
+    operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(), x);
+  } catch (const std::bad_alloc&) {
+    return detail::refused<ExpertRows>(state_, plan.state(), kKind,
+                                       detail::no_memory_error(*state_, "dispatch"));
+  }
   state_->engine.start(operation, std::nullopt);
   return Pending<ExpertRows>(operation, [](detail::Operation& done) {
     auto& dispatch = static_cast<detail::DispatchOperation&>(done);
@@ -213,7 +220,13 @@ Pending<void> Exchange::start_combine(const Plan& plan, ConstMatrix y, Matrix ou
     error = detail::find_matrix_error(*state_, out, {"combine", "out", tokens});
   }
   if (error) return detail::refused<void>(state_, plan.state(), kKind, *error);
-  const auto operation = std::make_shared<detail::CombineOperation>(state_, plan.state(), y, out);
+  std::shared_ptr<detail::CombineOperation> operation;
+  try {
+    operation = std::make_shared<detail::CombineOperation>(state_, plan.state(), y, out);
+  } catch (const std::bad_alloc&) {
+    return detail::refused<void>(state_, plan.state(), kKind,
+                                 detail::no_memory_error(*state_, "combine"));
+  }
   state_->engine.start(operation, std::nullopt);
   return Pending<void>(operation, [](detail::Operation&) {});
 }

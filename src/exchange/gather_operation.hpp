@@ -16,13 +16,16 @@ class GatherOperation final : public Operation {
   GatherOperation(std::shared_ptr<ExchangeState> world, std::span<const std::byte> mine);
 
   bool step() override;
-  WaitTarget waits_for() const override { return round_->waits_for(*this); }
+  WaitTarget waits_for() const override { return round_ ? round_->waits_for(*this) : WaitTarget{}; }
   bool quiet() override;
 
   /// By rank.
   std::vector<std::vector<std::byte>>& result() { return result_; }
 
  private:
+  void make_round();
+
+  std::vector<std::byte> message_;  ///< room for the header, then the caller's bytes
   std::unique_ptr<MetadataRound> round_;
   std::vector<std::vector<std::byte>> result_;
 };

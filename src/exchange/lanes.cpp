@@ -11,6 +11,8 @@
 namespace ferry::detail {
 namespace {
 
+constexpr int kFragmentsPerStep = 4;
+
 const plan::Lane& direction(const plan::LanePair& pair, bool back) {
   return back ? pair.back() : pair.dispatch;
 }
@@ -18,38 +20,54 @@ const plan::Lane& direction(const plan::LanePair& pair, bool back) {
 }  // namespace
 
 LaneSenders::LaneSenders(const std::vector<plan::LanePair>& pairs, bool back,
-                         const plan::Framing& framing) {
+                         const plan::Framing& framing)
+    : framing_(framing) {
   lanes_.reserve(pairs.size());
   for (const plan::LanePair& pair : pairs) {
     const plan::Lane& lane = direction(pair, back);
-    lanes_.push_back({&pair, &lane, plan::FragmentCursor(lane, framing.rows_per_fragment)});
+    lanes_.push_back({&lane, plan::FragmentCursor(lane, framing.rows_per_fragment)});
     open_ += lanes_.back().cursor.at_end() ? 0 : 1;
   }
 }
 
-std::optional<LaneSenders::Next> LaneSenders::next(Operation& operation, KindFlow& flow,
-                                                   std::uint32_t ordinal) {
+bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& fill) {
+  Network& network = operation.exchange().engine.network();
+  int sent = 0;
+  for (; sent < kFragmentsPerStep; ++sent) {
+    Lane* const picked = pick(operation, flow);
+    if (picked == nullptr) break;
+    const plan::Fragment& fragment = picked->cursor.current();
+    Block block = network.take_block();
+    fill(*picked->lane, fragment, block.memory().data() + wire::kFragmentHeaderBytes);
+    network.send_fragment(
+        picked->lane->peer,
+        {.call = operation.call(),
+         .index = static_cast<std::uint32_t>(fragment.index),
+         .num_rows = fragment.count,
+         .payload_bytes = static_cast<std::uint32_t>(fragment.count * framing_.row_bytes),
+         .has_crc = operation.exchange().options.checksum_payload},
+        std::move(block), operation.shared_from_this());
+    picked->cursor.advance();
+    open_ -= picked->cursor.at_end() ? 1 : 0;
+    turn_ = static_cast<std::size_t>(picked - lanes_.data()) + 1;
+  }
+  return sent > 0;
+}
+
+LaneSenders::Lane* LaneSenders::pick(const Operation& operation, const KindFlow& flow) {
   const Network& network = operation.exchange().engine.network();
-  const Lane* best = nullptr;
+  Lane* best = nullptr;
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     const std::size_t at = (turn_ + i) % lanes_.size();
-    const Lane& lane = lanes_[at];
+    Lane& lane = lanes_[at];
     if (lane.cursor.at_end()) continue;
     const plan::Fragment& fragment = lane.cursor.current();
     if (best != nullptr && best->cursor.current().range <= fragment.range) continue;
-    if (!flow.outboxes[at].may_send(ordinal, fragment.index)) continue;
+    if (!flow.outboxes[at].may_send(operation.call().ordinal, fragment.index)) continue;
     if (!network.may_send_fragment(flow.outboxes[at].peer)) continue;
     best = &lane;
-    picked_ = at;
   }
-  if (best == nullptr) return std::nullopt;
-  return Next{best->pair, best->lane, best->cursor.current()};
-}
-
-void LaneSenders::advance() {
-  lanes_[picked_].cursor.advance();
-  open_ -= lanes_[picked_].cursor.at_end() ? 1 : 0;
-  turn_ = picked_ + 1;
+  return best;
 }
 
 int LaneSenders::starved_peer(const KindFlow& flow, std::uint32_t ordinal) const {
@@ -75,16 +93,14 @@ std::optional<LaneReceiver::Taken> LaneReceiver::take(Operation& operation, Lane
   inbox.queue.pop_front();
   const wire::FragmentHeader& header = taken.arrived.header;
   const std::uint64_t expected_bytes = taken.fragment.count * framing.row_bytes;
-  if (header.call.use != operation.call().use || header.num_rows != taken.fragment.count ||
-      header.payload_bytes != expected_bytes) {
+  if (header.num_rows != taken.fragment.count || header.payload_bytes != expected_bytes) {
     operation.exchange().engine.refuse(
         operation,
         Error(ErrorCode::corrupt_message,
-              fmt::format("{}: fragment {} of rank {} is of call {} and has {} rows in {} bytes; "
-                          "the plan says call {} and {} rows in {} bytes",
-                          operation.describe(), header.index, inbox.peer, header.call.use,
-                          header.num_rows, header.payload_bytes, operation.call().use,
-                          taken.fragment.count, expected_bytes)));
+              fmt::format("{}: fragment {} of rank {} has {} rows in {} bytes; the plan says {} "
+                          "rows in {} bytes",
+                          operation.describe(), header.index, inbox.peer, header.num_rows,
+                          header.payload_bytes, taken.fragment.count, expected_bytes)));
     return std::nullopt;
   }
   cursor_.advance();

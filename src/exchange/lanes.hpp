@@ -3,6 +3,7 @@
 // a lane waits for credit while others go on.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -15,33 +16,30 @@ namespace ferry::detail {
 /// The sending side of one call.
 class LaneSenders {
  public:
-  struct Next {
-    const plan::LanePair* pair = nullptr;
-    const plan::Lane* lane = nullptr;
-    plan::Fragment fragment;
-  };
+  /// Writes the rows of a fragment of a lane.
+  using Fill = std::function<void(const plan::Lane&, const plan::Fragment&, std::byte* payload)>;
 
   /// `pairs` are the plan's landing or outgoing lanes; `back` takes their combine direction.
   LaneSenders(const std::vector<plan::LanePair>& pairs, bool back, const plan::Framing& framing);
 
-  /// The next fragment that has credit and may be sent now: of the lowest range first, lanes in
-  /// turn. Stays the same until `advance`.
-  std::optional<Next> next(Operation& operation, KindFlow& flow, std::uint32_t ordinal);
-  void advance();
+  /// Fills and sends a few fragments that have credit: of the lowest range first, lanes in turn.
+  /// True when there were any.
+  bool send(Operation& operation, const KindFlow& flow, const Fill& fill);
   bool done() const { return open_ == 0; }
   /// The peer of a lane that has more to send and no credit; -1 if none.
   int starved_peer(const KindFlow& flow, std::uint32_t ordinal) const;
 
  private:
   struct Lane {
-    const plan::LanePair* pair;
     const plan::Lane* lane;
     plan::FragmentCursor cursor;
   };
+  Lane* pick(const Operation& operation, const KindFlow& flow);
+
+  const plan::Framing framing_;
   std::vector<Lane> lanes_;  ///< same order as the flow's outboxes
   std::size_t turn_ = 0;     ///< lane after the one that sent last
-  std::size_t picked_ = 0;
-  std::size_t open_ = 0;  ///< lanes with fragments left
+  std::size_t open_ = 0;     ///< lanes with fragments left
 };
 
 /// The receiving side of one lane in one call.

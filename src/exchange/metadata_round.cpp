@@ -32,16 +32,28 @@ MetadataRound::MetadataRound(Engine& engine, std::vector<std::vector<std::byte>>
       messages_(std::move(messages)),
       annotate_(std::move(annotate)),
       sources_(engine.transport().topology().sources_landing_at(engine.rank())),
-      seen_(engine.node_ranks().size(), false),
-      num_windows_(static_cast<int>(engine.node_ranks().size())),
-      entries_(static_cast<std::size_t>(engine.transport().topology().num_ranks())) {}
+      windows_(std::vector<std::uint64_t>(engine.node_ranks().size(), 1)),
+      entries_(static_cast<std::size_t>(engine.transport().topology().num_ranks())) {
+  const std::uint64_t limit = engine.limits().metadata_limit_bytes;
+  for (std::size_t node = 0; node < messages_.size(); ++node) {
+    if (messages_[node].size() <= limit) continue;
+    throw Error(ErrorCode::limit_exceeded,
+                fmt::format("metadata of rank {} for node {} has {} bytes; allowed: {} bytes; fix: "
+                            "raise metadata_limit_bytes on all ranks, or plan fewer tokens at once",
+                            engine.rank(), node, messages_[node].size(), limit));
+  }
+}
 
 bool MetadataRound::step(Operation& operation) {
   bool advanced = send_messages(operation);
   advanced |= collect(operation);
   advanced |= show(operation);
-  advanced |= read_windows(operation);
-  return advanced;
+  if (!operation.running() || !windows_.resolve(operation)) return advanced;
+  for (std::uint32_t local = 0; windows_.complete() && local < engine_.node_ranks().size();
+       ++local) {
+    read_window(windows_.bytes(local));
+  }
+  return true;
 }
 
 bool MetadataRound::send_messages(Operation& operation) {
@@ -63,7 +75,7 @@ bool MetadataRound::collect(Operation& operation) {
     std::vector<std::byte> own = std::move(messages_[engine_.transport().node()]);
     advanced |= take(operation, engine_.rank(), std::move(own));
   }
-  auto arrived = operation.exchange().metadata.extract(operation.call().use);
+  auto arrived = operation.exchange().metadata.extract(operation.call().plan);
   if (!arrived) return advanced;
   for (ArrivedMetadata& metadata : arrived.mapped()) {
     advanced |= take(operation, metadata.source, std::move(metadata.bytes));
@@ -99,7 +111,7 @@ MetadataRound::Note MetadataRound::check(Operation& operation, int source,
   if (const auto problem = wire::decode(message.first(head_bytes), header)) {
     return corrupt(*problem);
   }
-  if (header.call != operation.call()) {
+  if (!wire::same_call(header.call, operation.call())) {
     return {{}, different_calls(operation.call(), engine_.rank(), header.call, source)};
   }
   const auto body = message.subspan(wire::kMetadataHeaderBytes);
@@ -142,23 +154,6 @@ bool MetadataRound::show(Operation& operation) {
   return shown_;
 }
 
-bool MetadataRound::read_windows(Operation& operation) {
-  bool advanced = false;
-  for (int local = 0; local < num_windows_ && operation.running(); ++local) {
-    if (seen_[local]) continue;
-    const Cell* const cell = engine_.find_cell(operation, local);
-    if (cell == nullptr) continue;
-    std::byte* const base = engine_.map(engine_.node_ranks()[local], cell->region_key);
-    if (base == nullptr) continue;
-    const SlotLayout layout{.node_size = num_windows_};
-    read_window({base + layout.data_offset(), cell->bytes});
-    seen_[local] = true;
-    ++windows_seen_;
-    advanced = true;
-  }
-  return advanced;
-}
-
 void MetadataRound::read_window(std::span<const std::byte> window) {
   std::uint64_t count = 0;
   std::memcpy(&count, window.data(), sizeof count);
@@ -176,12 +171,8 @@ WaitTarget MetadataRound::waits_for(const Operation& operation) const {
         received_, [&](const Received& received) { return received.source == source; });
     if (!here) return {source, Phase::metadata};
   }
-  if (!shown_) {
-    const int holder = engine_.cell_holder(operation);
-    if (holder >= 0) return {holder, Phase::earlier_call};
-  }
-  for (int local = 0; local < num_windows_; ++local) {
-    if (!seen_[local]) return {engine_.node_ranks()[local], Phase::node_counts};
+  if (const int rank = windows_.missing_rank(operation); rank >= 0) {
+    return {rank, Phase::node_counts};
   }
   const Topology& topology = engine_.transport().topology();
   const int other_node = engine_.transport().node() == 0 ? 1 : 0;
@@ -189,7 +180,8 @@ WaitTarget MetadataRound::waits_for(const Operation& operation) const {
   return {topology.rail_rank(engine_.rank(), other_node), Phase::sends};
 }
 
-void MetadataRound::retire(Operation& operation) {
+void MetadataRound::finish(Operation& operation) {
+  windows_.raise(operation, PeerWindows::Flag::released);
   if (lease_) engine_.retire(std::move(lease_), operation);
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "exchange/operation.hpp"
+#include "exchange/peer_windows.hpp"
 #include "exchange/slots.hpp"
 
 namespace ferry::detail {
@@ -28,13 +29,14 @@ class MetadataRound {
       std::function<Note(const wire::MetadataHeader& header, std::span<const std::byte> body)>;
 
   /// messages[n] = this rank's message for node n.
+  /// Errors: limit_exceeded
   MetadataRound(Engine& engine, std::vector<std::vector<std::byte>> messages, Annotate annotate);
 
   /// Moves on; refuses the operation where a message is not as it must be.
   bool step(Operation& operation);
   /// Everybody's messages can be read, and this rank's were taken.
   bool complete(const Operation& operation) const {
-    return windows_seen_ == num_windows_ && operation.sends_in_flight == 0;
+    return windows_.complete() && operation.sends_in_flight == 0;
   }
   WaitTarget waits_for(const Operation& operation) const;
 
@@ -43,8 +45,8 @@ class MetadataRound {
   std::span<const std::byte> note_of(int source) const { return entries_[source].note; }
   /// Bytes this rank sent to other nodes.
   std::uint64_t sent_bytes() const { return sent_bytes_; }
-  /// The slot stays until the whole node has ended the call.
-  void retire(Operation& operation);
+  /// This rank reads no more; its slot stays until the whole node says so.
+  void finish(Operation& operation);
 
  private:
   struct Entry {
@@ -61,7 +63,6 @@ class MetadataRound {
   bool take(Operation& operation, int source, std::vector<std::byte> message);
   Note check(Operation& operation, int source, std::span<const std::byte> message) const;
   bool show(Operation& operation);
-  bool read_windows(Operation& operation);
   void read_window(std::span<const std::byte> window);
 
   Engine& engine_;
@@ -73,9 +74,7 @@ class MetadataRound {
   std::uint64_t window_bytes_ = 0;
   bool sent_ = false;
   bool shown_ = false;
-  std::vector<bool> seen_;
-  int windows_seen_ = 0;
-  int num_windows_;
+  PeerWindows windows_;
   std::vector<Entry> entries_;
   std::uint64_t sent_bytes_ = 0;
 };

@@ -31,10 +31,11 @@ Error different_calls(const wire::CallId& a, int rank_a, const wire::CallId& b, 
     const std::string_view kind = wire::to_string(call.kind);
     return call.plan == kNoPlan ? std::string(kind) : fmt::format("{} (plan {})", kind, call.plan);
   };
-  return Error(ErrorCode::mismatch,
-               fmt::format("call {} of exchange {} is {} on rank {} and {} on rank {}; fix: start "
-                           "the same operations in the same order on all ranks",
-                           a.use, a.exchange, describe(a), rank_a, describe(b), rank_b));
+  return Error(
+      ErrorCode::mismatch,
+      fmt::format("call {} of exchange {} is {} on rank {} and {} on rank {}; fix: start "
+                  "the same operations in the same order on all ranks",
+                  wire::place_text(a.place), a.exchange, describe(a), rank_a, describe(b), rank_b));
 }
 
 Operation::Operation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
@@ -42,10 +43,23 @@ Operation::Operation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<Pl
     : exchange_(std::move(exchange)), plan_(std::move(plan)) {
   call_.generation = 1;
   call_.exchange = exchange_->id;
-  call_.use = exchange_->next_use++;
   call_.kind = kind;
   call_.plan = plan_ ? plan_->number : kNoPlan;
-  if (kind == wire::OpKind::plan) call_.plan = exchange_->next_plan++;
+}
+
+// Opening a plan starts a new count of places, so that ranks that left out calls on a failed plan
+// are in step again.
+void Operation::take_place() {
+  ExchangeState& exchange = *exchange_;
+  call_.place = exchange.next_place++;
+  if (wire::opens_plan(call_.kind)) {
+    call_.plan = exchange.next_plan++;
+    call_.after_failure = exchange.failures.open_plan();
+    exchange.next_place = static_cast<std::uint64_t>(exchange.next_plan) << 32U;
+    return;
+  }
+  call_.after_failure = exchange.failures.order_lost();
+  if (plan_) call_.ordinal = plan_->flow->kind(call_.kind).next_ordinal++;
 }
 
 Engine& Operation::engine() const { return exchange_->engine; }
@@ -58,7 +72,7 @@ void Operation::fail(const Error& error) {
 
 std::string Operation::describe() const {
   return fmt::format("{} (call {} of exchange {}{}) on rank {}", wire::to_string(call_.kind),
-                     call_.use, call_.exchange,
+                     wire::place_text(call_.place), call_.exchange,
                      call_.plan == kNoPlan ? "" : fmt::format(", plan {}", call_.plan),
                      engine().rank());
 }

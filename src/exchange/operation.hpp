@@ -65,8 +65,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const wire::CallId& call() const { return call_; }
   ExchangeState& exchange() const { return *exchange_; }
   const std::shared_ptr<PlanState>& plan() const { return plan_; }
-  /// "dispatch (use 7, plan 2) on rank 0"
+  /// "dispatch (call 3.1 of exchange 0, plan 2) on rank 0"
   std::string describe() const;
+  /// Takes the next place in the order of calls. Called once, when the operation starts.
+  void take_place();
 
   int sends_in_flight = 0;  ///< of this operation; kept by the engine
 

@@ -20,13 +20,14 @@ bool PeerWindows::resolve(Operation& operation) {
   const int before = missing_;
   for (int local = 0; local < static_cast<int>(windows_.size()); ++local) {
     Window& window = windows_[local];
-    if (!window.needed || window.base != nullptr || !operation.running()) continue;
-    const Cell* const cell = engine.find_cell(operation, local);
-    if (cell == nullptr) continue;
-    window.base = engine.map(engine.node_ranks()[local], cell->region_key);
+    if (!window.needed || window.base != nullptr) continue;
+    const ShownWindow* const shown = engine.find_window(operation, local);
+    if (shown == nullptr) continue;
+    window.base = engine.map(engine.node_ranks()[local], shown->region_key);
     if (window.base == nullptr) continue;
     window.data = window.base + layout_.data_offset();
-    window.turn = cell->turn;
+    window.bytes = shown->bytes;
+    window.turn = shown->turn;
     --missing_;
   }
   return missing_ != before;
@@ -44,7 +45,7 @@ int PeerWindows::missing_rank(const Operation& operation) const {
 void PeerWindows::raise(Operation& operation, Flag flag) {
   Engine& engine = operation.exchange().engine;
   for (const Window& window : windows_) {
-    if (!window.needed) continue;
+    if (window.base == nullptr) continue;
     Line& line = flag == Flag::written ? layout_.written(window.base, engine.local_index())
                                        : layout_.released(window.base, engine.local_index());
     engine.transport().raise_flag(line.value, window.turn);

@@ -3,6 +3,7 @@
 // reads outputs at combine.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "exchange/operation.hpp"
@@ -22,9 +23,14 @@ class PeerWindows {
   int missing_rank(const Operation& operation) const;
   /// Rows of a window. Requires: complete() and rows[local_rank] > 0
   std::byte* data(std::uint32_t local_rank) const { return windows_[local_rank].data; }
+  /// All that its owner shows. Requires: as data()
+  std::span<const std::byte> bytes(std::uint32_t local_rank) const {
+    return {windows_[local_rank].data, windows_[local_rank].bytes};
+  }
 
   enum class Flag : std::uint8_t { written, released };
-  /// Tells the owners that this rank has written, or read, everything.
+  /// Tells the owners of the windows that were found that this rank has written, or read,
+  /// everything.
   void raise(Operation& operation, Flag flag);
 
  private:
@@ -32,6 +38,7 @@ class PeerWindows {
     bool needed = false;
     std::byte* base = nullptr;
     std::byte* data = nullptr;
+    std::uint64_t bytes = 0;
     std::uint64_t turn = 0;
   };
   std::vector<Window> windows_;

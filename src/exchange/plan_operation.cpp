@@ -12,15 +12,13 @@
 
 namespace ferry::detail {
 
-PlanOperation::PlanOperation(std::shared_ptr<ExchangeState> exchange, int num_topk)
-    : Operation(std::move(exchange), nullptr, wire::OpKind::plan), num_topk_(num_topk) {
-  ++this->exchange().metadata_rounds;
-}
+PlanOperation::PlanOperation(std::shared_ptr<ExchangeState> exchange, const Routing& routing)
+    : Operation(std::move(exchange), nullptr, wire::OpKind::plan), routing_(routing) {}
 
-void PlanOperation::set_routing(const Routing& routing) {
+void PlanOperation::make_round() {
+  ++exchange().metadata_rounds;
   const Topology& topology = engine().transport().topology();
-  num_tokens_ = static_cast<std::uint64_t>(routing.num_tokens);
-  own_ = plan::split_by_node(routing, exchange().experts, topology);
+  own_ = plan::split_by_node(routing_, exchange().experts, topology);
   decoded_.resize(static_cast<std::size_t>(topology.num_ranks()));
   const wire::RowSummary summary = summarise_rows();
   std::vector<std::vector<std::byte>> messages;
@@ -65,8 +63,9 @@ std::vector<std::byte> PlanOperation::make_message(int node,
   wire::MetadataHeader header;
   header.call = call();
   header.source = static_cast<std::uint32_t>(engine().rank());
-  header.num_tokens = num_tokens_;
-  header.options = exchange().shared_options(num_topk_);
+  header.num_failures = exchange().failures.count();
+  header.num_tokens = static_cast<std::uint64_t>(routing_.num_tokens);
+  header.options = exchange().shared_options(routing_.num_topk);
   header.body_bytes = body.size();
   header.body_crc = kernels::crc32c(body);
   wire::encode(header, std::span(message).first<wire::kMetadataHeaderBytes>());
@@ -77,7 +76,7 @@ std::vector<std::byte> PlanOperation::make_message(int node,
 // is decoded: every rank finds the difference in the headers.
 MetadataRound::Note PlanOperation::annotate(const wire::MetadataHeader& header,
                                             std::span<const std::byte> body) {
-  if (header.options != exchange().shared_options(num_topk_)) return {};
+  if (header.options != exchange().shared_options(routing_.num_topk)) return {};
   const int node = engine().transport().node();
   const plan::Membership* membership = &own_[node];
   if (header.source != static_cast<std::uint32_t>(engine().rank())) {
@@ -103,14 +102,15 @@ std::optional<std::string> PlanOperation::decode_body(const wire::MetadataHeader
   if (auto problem = wire::decode_row_summary(body, topology.num_nodes(), summary)) return problem;
   const wire::MembershipLimits limits{
       .num_tokens = header.num_tokens,
-      .num_topk = num_topk_,
+      .num_topk = routing_.num_topk,
       .num_columns = exchange().experts.num_columns(engine().transport().node())};
   decoded_[header.source] = std::make_unique<plan::Membership>();
   return wire::decode_membership(body, limits, *decoded_[header.source]);
 }
 
 bool PlanOperation::step() {
-  bool advanced = round_->step(*this);
+  if (!round_) make_round();
+  const bool advanced = round_->step(*this);
   if (!running() || !round_->complete(*this)) return advanced;
   // All ranks read the same headers, so each finds the same difference by itself.
   if (const auto error = read_headers()) {
@@ -121,7 +121,7 @@ bool PlanOperation::step() {
     engine().refuse(*this, *error);
     return true;
   }
-  round_->retire(*this);
+  round_->finish(*this);
   succeed();
   return true;
 }
@@ -129,20 +129,23 @@ bool PlanOperation::step() {
 std::optional<Error> PlanOperation::read_headers() {
   const int num_ranks = engine().transport().topology().num_ranks();
   headers_.resize(static_cast<std::size_t>(num_ranks));
+  std::vector<std::uint16_t> failures;
   for (int rank = 0; rank < num_ranks; ++rank) {
     const auto message = round_->message_of(rank);
     const auto problem = wire::decode(
         message.first(std::min(message.size(), wire::kMetadataHeaderBytes)), headers_[rank]);
     if (problem) return Error(ErrorCode::corrupt_message, *problem);
+    failures.push_back(headers_[rank].num_failures);
     if (rank == 0) continue;
     if (const auto difference =
             wire::find_difference(headers_[0].options, 0, headers_[rank].options, rank)) {
       return Error(ErrorCode::mismatch,
                    fmt::format("plan (call {} of exchange {}): {}; fix: make the exchange with the "
                                "same options on all ranks",
-                               call().use, call().exchange, *difference));
+                               wire::place_text(call().place), call().exchange, *difference));
     }
   }
+  exchange().failures.compare(failures);
   return std::nullopt;
 }
 
@@ -189,8 +192,8 @@ WaitTarget PlanOperation::waits_for() const {
 }
 
 bool PlanOperation::quiet() {
-  if (round_) round_->retire(*this);
-  exchange().metadata.erase(call().use);
+  if (round_) round_->finish(*this);
+  exchange().metadata.erase(call().plan);
   std::erase_if(exchange().early,
                 [this](const ExchangeState::Early& early) { return early.plan == call().plan; });
   return true;

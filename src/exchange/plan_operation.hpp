@@ -13,10 +13,8 @@ namespace ferry::detail {
 
 class PlanOperation final : public Operation {
  public:
-  PlanOperation(std::shared_ptr<ExchangeState> exchange, int num_topk);
-
-  /// Requires: the routing was checked.
-  void set_routing(const Routing& routing);
+  /// Requires: the routing was checked, or the operation is refused when it starts.
+  PlanOperation(std::shared_ptr<ExchangeState> exchange, const Routing& routing);
 
   bool step() override;
   WaitTarget waits_for() const override;
@@ -25,6 +23,7 @@ class PlanOperation final : public Operation {
   const std::shared_ptr<PlanState>& result() const { return result_; }
 
  private:
+  void make_round();
   wire::RowSummary summarise_rows() const;
   std::vector<std::byte> make_message(int node, const wire::RowSummary& summary) const;
   MetadataRound::Note annotate(const wire::MetadataHeader& header, std::span<const std::byte> body);
@@ -33,8 +32,7 @@ class PlanOperation final : public Operation {
   std::optional<Error> read_headers();
   std::optional<Error> make_plan();
 
-  const int num_topk_;
-  std::uint64_t num_tokens_ = 0;
+  const Routing routing_;
   std::vector<plan::Membership> own_;  ///< per node
   /// Decoded while annotating; the rest is decoded from node memory when it is needed.
   std::vector<std::unique_ptr<plan::Membership>> decoded_;

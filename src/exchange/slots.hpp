@@ -5,7 +5,7 @@
 //   1. A slot is free when nobody holds a lease on it. Leases are held by the caller's handles, by
 //      running operations, and by ended ones until no peer can touch the slot any more.
 //   2. `turn` is raised each time the slot is shown to peers; flags of an older turn mean nothing.
-//   3. A slot is shown by one operation at a time (`shown`).
+//   3. A slot is shown by one operation at a time (`shown_by`).
 
 #include <atomic>
 #include <cstddef>
@@ -33,15 +33,18 @@ struct SlotLayout {
   }
 };
 
+class Operation;
+
 struct Slot {
   std::uint64_t key = 0;
   std::byte* base = nullptr;
   SlotLayout layout;
   std::uint64_t capacity_bytes = 0;  ///< of the data
   std::uint64_t turn = 0;
-  bool shown = false;
-  std::string holder;          ///< who took it last, for the error of a full pool
-  std::atomic<int> leases{0};  ///< atomic: a handle may be dropped on any thread
+  bool shown = false;                       ///< peers may touch it
+  std::weak_ptr<const Operation> shown_by;  ///< watched: ended ones are found in Engine::retiring_
+  std::string holder;                       ///< who took it last, for the error of a full pool
+  std::atomic<int> leases{0};               ///< atomic: a handle may be dropped on any thread
 
   std::byte* data() const { return base + layout.data_offset(); }
 };

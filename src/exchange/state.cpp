@@ -81,25 +81,12 @@ ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement wher
       combine_framing(framing(shape, *options.wire_combine, options)),
       row_bytes(static_cast<std::uint64_t>(shape.hidden) * element_bytes(shape.dtype)),
       window_stride_bytes(align_row(row_bytes)),
-      engine_alive_(owner.alive()),
-      peers_(owner.node_ranks().size()) {
-  past.fill({.use = ~0ULL});
-  own_control_ = ControlBlock(owner.transport().create_region(
-      control_key(id), ControlBlock::bytes(static_cast<int>(owner.node_ranks().size()))));
-}
+      board(owner, number),
+      failures(owner.node_ranks().size()),
+      engine_alive_(owner.alive()) {}
 
 ExchangeState::~ExchangeState() {
   if (!engine_alive_.expired()) engine.settle_plans(*this);
-}
-
-ControlBlock* ExchangeState::control_of(int local_rank) {
-  ControlBlock& block = peers_[local_rank];
-  if (!block) {
-    std::byte* const base = engine.map(engine.node_ranks()[local_rank], control_key(id));
-    if (base == nullptr) return nullptr;
-    block = ControlBlock(base);
-  }
-  return &block;
 }
 
 wire::SharedOptions ExchangeState::shared_options(int num_topk) const {

@@ -1,7 +1,6 @@
 #pragma once
 // What an exchange and a plan remember between calls.
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -9,8 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "exchange/control.hpp"
+#include "exchange/call_order.hpp"
+#include "exchange/failures.hpp"
 #include "exchange/flow.hpp"
+#include "exchange/node_board.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/options.hpp"
@@ -31,8 +32,15 @@ inline constexpr std::uint32_t kNoPlan = 0xFFFFFFFFU;
 /// A refusal that travels to all ranks of an exchange.
 struct Poison {
   wire::CallId call;
-  int origin = -1;
   Error error{ErrorCode::peer_failed, ""};
+};
+
+/// Where a rank of the node shows the slot of a call.
+struct ShownWindow {
+  std::uint64_t region_key = 0;
+  std::uint64_t turn = 0;
+  std::uint64_t bytes = 0;
+  bool there = false;
 };
 
 /// Metadata of one source rank, as it arrived.
@@ -79,37 +87,37 @@ class ExchangeState {
   const std::uint64_t row_bytes;            ///< of the dtype
   const std::uint64_t window_stride_bytes;  ///< distance of rows in windows
 
-  std::uint64_t next_use = 0;
+  std::uint64_t next_place = 0;  ///< see wire::CallId
   std::uint32_t next_plan = 0;
   std::uint64_t metadata_rounds = 0;
 
   wire::SharedOptions shared_options(int num_topk) const;
-  /// Control block of a rank of this node; null while that rank has not made the exchange.
-  ControlBlock* control_of(int local_rank);
-  ControlBlock& own_control() { return own_control_; }
 
-  /// Calls that are not over, by use number.
+  NodeBoard board;
+  CallOrder order;
+  Failures failures;
+  /// Calls that are not over, by place.
   std::map<std::uint64_t, std::shared_ptr<Operation>> calls;
-  /// Kind and plan of recent uses, for errors that name both calls.
-  struct PastCall {
-    std::uint64_t use = 0;
-    std::uint32_t plan = kNoPlan;
+  /// Refusals of the call at a place, whatever it is, that has not started here.
+  std::map<std::uint64_t, Poison> refused_ahead;
+  struct CallKey {
+    std::uint32_t plan = 0;
     wire::OpKind kind = wire::OpKind::plan;
+    std::uint32_t ordinal = 0;
+    explicit CallKey(const wire::CallId& call)
+        : plan(call.plan), kind(call.kind), ordinal(call.ordinal) {}
+    auto operator<=>(const CallKey&) const = default;
   };
-  std::array<PastCall, 64> past{};
-  /// Poison of uses that have not started here.
-  std::map<std::uint64_t, Poison> poison_ahead;
-  /// Metadata that arrived for a plan call, by use.
-  std::map<std::uint64_t, std::vector<ArrivedMetadata>> metadata;
+  /// Windows that ranks of the node show for calls that are not over here, by local index.
+  std::map<CallKey, std::vector<ShownWindow>> windows;
+  /// Metadata that arrived for a call that opens a plan, by plan.
+  std::map<std::uint32_t, std::vector<ArrivedMetadata>> metadata;
   /// Plans by number; those whose handles are all gone are dropped when the next call starts.
   struct KnownPlan {
     std::weak_ptr<PlanState> state;
     std::shared_ptr<PlanFlow> flow;
   };
   std::map<std::uint32_t, KnownPlan> plans;
-  /// Plans on which a rank refused an operation: every later one ends with that error. Also of
-  /// plans that are still being made here.
-  std::map<std::uint32_t, Error> poisoned_plans;
   /// What arrived for plans that are still being made here.
   struct Early {
     int peer = -1;
@@ -121,8 +129,6 @@ class ExchangeState {
 
  private:
   const std::weak_ptr<const bool> engine_alive_;
-  ControlBlock own_control_;
-  std::vector<ControlBlock> peers_;
 };
 
 }  // namespace ferry::detail

@@ -35,7 +35,6 @@ ColumnRange landing_columns(const PlanContext& context, int rank) {
 
 void set_ranges(Lane& lane, std::uint64_t source_tokens, std::uint64_t range_tokens) {
   const std::uint64_t num_ranges = (source_tokens + range_tokens - 1) / range_tokens;
-  lane.source_tokens = source_tokens;
   lane.range_begin.assign(1, 0);
   lane.range_begin.reserve(num_ranges + 1);
   std::size_t item = 0;

@@ -184,6 +184,32 @@ class Splitter {
   std::vector<Membership> result_;
 };
 
+// The sum of a token's weights for one expert, in slot order, as it will be used.
+float weight_sum(const Routing& routing, std::int64_t token, std::int64_t expert) {
+  float sum = 0;
+  for (int slot = 0; slot < routing.num_topk; ++slot) {
+    if (routing.expert(token, slot) == expert) sum += routing.weight(token, slot);
+  }
+  return sum;
+}
+
+// +Inf and -Inf for the same expert of a token would make a NaN.
+std::optional<std::string> find_opposed_weights(const Routing& routing, int rank) {
+  const std::size_t count = as_size(routing.num_tokens) * as_size(routing.num_topk);
+  for (std::size_t at = 0; at < count; ++at) {
+    if (!std::isinf(routing.topk_weights[at])) continue;
+    const auto token = static_cast<std::int64_t>(at / as_size(routing.num_topk));
+    const auto slot = static_cast<int>(at % as_size(routing.num_topk));
+    const std::int64_t expert = routing.expert(token, slot);
+    if (expert < 0 || !std::isnan(weight_sum(routing, token, expert))) continue;
+    return fmt::format(
+        "plan: the weights of token {} for expert {} on rank {} are infinite with both signs; "
+        "allowed: a sum that is a number; fix: look for an overflow in the router",
+        token, expert, rank);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<std::string> find_routing_error(const Routing& routing, int num_experts, int rank) {
@@ -207,7 +233,7 @@ std::optional<std::string> find_routing_error(const Routing& routing, int num_ex
   }
   if (routing.topk_weights.empty()) return std::nullopt;
   const std::size_t bad_weight = first_nan(routing.topk_weights, count);
-  if (bad_weight == count) return std::nullopt;
+  if (bad_weight == count) return find_opposed_weights(routing, rank);
   return fmt::format(
       "plan: topk_weights[{},{}] = nan on rank {}; allowed: any number but NaN, also in slots "
       "whose expert is -1; fix: look for a softmax over masked or infinite scores",

@@ -26,7 +26,6 @@ struct Target {
 /// range_begin[i+1]) have tokens in range i. Both ends hold the same lane.
 struct Lane {
   int peer = -1;                            ///< the rank at the other end
-  std::uint64_t source_tokens = 0;          ///< num_tokens of the source rank
   std::vector<std::uint32_t> tokens;        ///< token of each item
   std::vector<std::uint32_t> range_begin{0};  ///< one per range of the source, plus one
   /// At the landing end: targets [target_begin[i], target_begin[i+1]) of item i, in tree order

@@ -23,8 +23,9 @@ namespace ferry::wire {
 inline constexpr std::uint32_t kMagic = 0x31595246;  // the bytes "FRY1"
 inline constexpr std::size_t kPrefixBytes = 8;       // magic, version, type
 inline constexpr std::size_t kCrcBytes = 4;
+inline constexpr std::uint8_t kAfterFailure = 0x01;  // call flags
 /// Everything of a poison message but its text.
-inline constexpr std::size_t kPoisonFixedBytes = 40;
+inline constexpr std::size_t kPoisonFixedBytes = 44;
 
 /// What is known of a message from its type alone.
 struct MessageShape {
@@ -53,13 +54,15 @@ class FieldWriter {
     put(static_cast<std::uint8_t>(value));
   }
 
-  /// Use, generation, exchange, plan, kind: bytes 8 to 28 of every header that belongs to a call.
+  /// Bytes 8 to 33 of every header that belongs to a call.
   void put_call(const CallId& call) {
-    put(call.use);
+    put(call.place);
     put(call.generation);
     put(call.exchange);
     put(call.plan);
+    put(call.ordinal);
     put_enum(call.kind);
+    put(call.after_failure ? kAfterFailure : std::uint8_t{0});
   }
 
   /// A grant without its kind, which stands where it packs well.
@@ -117,11 +120,13 @@ class FieldReader {
 
   CallId take_call() {
     CallId call;
-    call.use = take<std::uint64_t>();
+    call.place = take<std::uint64_t>();
     call.generation = take<std::uint32_t>();
     call.exchange = take<std::uint32_t>();
     call.plan = take<std::uint32_t>();
+    call.ordinal = take<std::uint32_t>();
     call.kind = take_enum("kind", OpKind::gather);
+    call.after_failure = take_flags("call_flags", kAfterFailure) != 0;
     return call;
   }
 

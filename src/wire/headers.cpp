@@ -80,13 +80,19 @@ std::optional<std::string> FieldReader::find_frame_error(Bytes bytes, const Mess
   return std::nullopt;
 }
 
+bool same_call(const CallId& a, const CallId& b) {
+  return a.exchange == b.exchange && a.plan == b.plan && a.kind == b.kind && a.ordinal == b.ordinal;
+}
+
+std::string place_text(std::uint64_t place) {
+  return fmt::format("{}.{}", place >> 32U, place & 0xFFFFFFFFU);
+}
+
 void encode(const FragmentHeader& header, std::span<std::byte, kFragmentHeaderBytes> out) {
   FieldWriter to(out, MessageType::fragment);
   to.put_call(header.call);
   to.put_enum(header.grant.kind);
   to.put(header.has_crc ? kHasCrc : std::uint8_t{0});
-  to.put(std::uint8_t{0});
-  to.put(header.ordinal);
   to.put(header.index);
   to.put(header.num_rows);
   to.put(header.payload_bytes);
@@ -101,8 +107,6 @@ std::optional<std::string> decode(Bytes bytes, FragmentHeader& out) {
   header.call = from.take_call();
   const OpKind grant_kind = from.take_enum("grant_kind", OpKind::gather);
   header.has_crc = from.take_flags("flags", kHasCrc) != 0;
-  from.require_zero("reserved", from.take<std::uint8_t>());
-  header.ordinal = from.take<std::uint32_t>();
   header.index = from.take<std::uint32_t>();
   header.num_rows = from.take<std::uint32_t>();
   header.payload_bytes = from.take<std::uint32_t>();
@@ -120,7 +124,9 @@ void encode(const MetadataHeader& header, std::span<std::byte, kMetadataHeaderBy
   FieldWriter to(out, MessageType::metadata);
   to.put_call(header.call);
   to.put(options.checksum_payload ? kChecksumPayload : std::uint8_t{0});
+  to.put(std::uint8_t{0});
   to.put(options.ranges_in_flight);
+  to.put(header.num_failures);
   to.put(header.num_tokens);
   to.put(header.body_bytes);
   to.put(options.hidden);
@@ -146,7 +152,9 @@ std::optional<std::string> decode(Bytes bytes, MetadataHeader& out) {
   SharedOptions& options = header.options;
   header.call = from.take_call();
   options.checksum_payload = from.take_flags("flags", kChecksumPayload) != 0;
+  from.require_zero("reserved", from.take<std::uint8_t>());
   options.ranges_in_flight = from.take<std::uint16_t>();
+  header.num_failures = from.take<std::uint16_t>();
   header.num_tokens = from.take<std::uint64_t>();
   header.body_bytes = from.take<std::uint64_t>();
   options.hidden = from.take<std::uint64_t>();
@@ -197,8 +205,8 @@ std::vector<std::byte> encode(const PoisonMessage& message) {
   FieldWriter to(out, MessageType::poison);
   to.put_call(message.call);
   to.put_enum(message.code);
-  to.put(static_cast<std::uint16_t>(text.size()));
-  to.put(message.origin);
+  to.put(std::uint8_t{0});
+  to.put(static_cast<std::uint32_t>(text.size()));
   to.put_text(text);
   to.seal();
   return out;
@@ -209,8 +217,8 @@ std::optional<std::string> decode(Bytes bytes, PoisonMessage& out) {
   PoisonMessage message;
   message.call = from.take_call();
   message.code = from.take_enum("code", ErrorCode::unsupported);
-  const auto text_bytes = from.take<std::uint16_t>();
-  message.origin = from.take<std::uint32_t>();
+  from.require_zero("reserved", from.take<std::uint8_t>());
+  const auto text_bytes = from.take<std::uint32_t>();
   if (text_bytes != from.remaining()) {
     from.fail("text_bytes", fmt::format("{}", text_bytes),
               fmt::format("{}, from the size of the message", from.remaining()));

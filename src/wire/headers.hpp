@@ -22,7 +22,6 @@ inline constexpr std::uint16_t kVersion = 1;
 
 enum class MessageType : std::uint16_t { fragment = 1, metadata = 2, grant = 3, poison = 4 };
 
-/// Operations of an exchange; each call takes the next use number.
 enum class OpKind : std::uint8_t {
   plan = 0,
   dispatch = 1,
@@ -32,6 +31,8 @@ enum class OpKind : std::uint8_t {
   gather = 5,  ///< all_gather and barrier of a transport
 };
 std::string_view to_string(OpKind kind);
+/// These make a plan number; all others work on a plan that exists.
+constexpr bool opens_plan(OpKind kind) { return kind == OpKind::plan || kind == OpKind::gather; }
 
 /// Says how many fragments of one use a sender may have sent in all. `fragments` = 0: no grant.
 struct Grant {
@@ -43,25 +44,32 @@ struct Grant {
   bool operator==(const Grant&) const = default;
 };
 
-/// Which call a message belongs to.
+/// Which call a message belongs to. (exchange, plan, kind, ordinal) name it; its place is there to
+/// find ranks that make their calls in different orders.
 struct CallId {
   std::uint32_t generation = 0;  ///< of the group
   std::uint32_t exchange = 0;
-  std::uint64_t use = 0;
+  std::uint64_t place = 0;  ///< in the order of calls: plans opened before << 32 | calls since
   std::uint32_t plan = 0;
+  std::uint32_t ordinal = 0;  ///< which use of (plan, kind), from 0
   OpKind kind = OpKind::plan;
+  /// Its rank may have left out calls on a plan that failed, so its place compares with no other.
+  bool after_failure = false;
   bool operator==(const CallId&) const = default;
 };
+/// Whether both name the same call, whatever their places.
+bool same_call(const CallId& a, const CallId& b);
+/// "3.1": the call at place 1 after the third plan was opened.
+std::string place_text(std::uint64_t place);
 
 struct FragmentHeader {
   CallId call;
-  std::uint32_t ordinal = 0;        ///< which use of (plan, kind), from 0
-  std::uint32_t index = 0;          ///< of the fragment in its lane
+  std::uint32_t index = 0;  ///< of the fragment in its lane
   std::uint32_t num_rows = 0;
   std::uint32_t payload_bytes = 0;
-  std::uint32_t payload_crc = 0;    ///< CRC32C; travels as 0 unless has_crc
+  std::uint32_t payload_crc = 0;  ///< CRC32C; travels as 0 unless has_crc
   bool has_crc = false;
-  Grant grant{};                    ///< rides along
+  Grant grant{};  ///< rides along
   bool operator==(const FragmentHeader&) const = default;
 };
 inline constexpr std::size_t kFragmentHeaderBytes = 72;
@@ -92,13 +100,14 @@ std::optional<std::string> find_difference(const SharedOptions& a, int rank_a,
 struct MetadataHeader {
   CallId call;
   std::uint32_t source = 0;
+  std::uint16_t num_failures = 0;  ///< plans that failed in this exchange, as far as source knows
   std::uint64_t num_tokens = 0;
   SharedOptions options;
   std::uint64_t body_bytes = 0;  ///< the row summary, then the encoded membership
   std::uint32_t body_crc = 0;    ///< CRC32C
   bool operator==(const MetadataHeader&) const = default;
 };
-inline constexpr std::size_t kMetadataHeaderBytes = 112;
+inline constexpr std::size_t kMetadataHeaderBytes = 120;
 
 struct GrantMessage {
   std::uint32_t generation = 0;
@@ -109,9 +118,8 @@ inline constexpr std::size_t kGrantMessageBytes = 36;
 
 struct PoisonMessage {
   CallId call;
-  std::uint32_t origin = 0;  ///< the rank that refused
   ErrorCode code = ErrorCode::peer_failed;
-  std::string text;          ///< at most kPoisonTextBytes; longer ones are cut between characters
+  std::string text;  ///< at most kPoisonTextBytes; longer ones are cut between characters
   bool operator==(const PoisonMessage&) const = default;
 };
 inline constexpr std::size_t kPoisonTextBytes = 1024;

@@ -18,7 +18,7 @@ namespace ferry::wire {
 struct MembershipLimits {
   std::uint64_t num_tokens = 0;  ///< of the source, from the header
   int num_topk = 0;
-  int num_columns = 0;           ///< experts on the receiving node
+  int num_columns = 0;  ///< experts on the receiving node
 };
 
 /// Appends the encoded membership to `out`.

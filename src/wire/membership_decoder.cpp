@@ -79,8 +79,10 @@ std::optional<std::string> Decoder::read_prefix() {
   }
   const auto version = std::to_integer<int>(rest_[0]);
   if (version != kMembershipVersion) {
-    return fmt::format("membership: version is {}; expected {}; fix: run one version of Ferry on "
-                       "all ranks", version, kMembershipVersion);
+    return fmt::format(
+        "membership: version is {}; expected {}; fix: run one version of Ferry on "
+        "all ranks",
+        version, kMembershipVersion);
   }
   flags_ = std::to_integer<std::uint8_t>(rest_[1]);
   if ((flags_ & ~kAllFlags) != 0) {
@@ -88,9 +90,10 @@ std::optional<std::string> Decoder::read_prefix() {
                        kAllFlags);
   }
   if (((flags_ & kWideColumns) != 0) != (limits_.num_columns > kMaxNarrowColumns)) {
-    return fmt::format("membership: columns take {} bytes; expected 1 up to {} columns, else 2; "
-                       "this node has {}", (flags_ & kWideColumns) != 0 ? 2 : 1,
-                       kMaxNarrowColumns, limits_.num_columns);
+    return fmt::format(
+        "membership: columns take {} bytes; expected 1 up to {} columns, else 2; "
+        "this node has {}",
+        (flags_ & kWideColumns) != 0 ? 2 : 1, kMaxNarrowColumns, limits_.num_columns);
   }
   take_block(kMembershipPrefixBytes);
   return std::nullopt;
@@ -130,9 +133,10 @@ std::optional<std::string> Decoder::read_bitmask() {
 std::optional<std::string> Decoder::read_gaps() {
   std::uint64_t tokens = 0;
   if (!take_varint(rest_, tokens)) {
-    return fmt::format("membership: the number of tokens at byte {} is not a varint; expected at "
-                       "most {} bytes, in the shortest form", kMembershipPrefixBytes,
-                       kMaxVarintBytes);
+    return fmt::format(
+        "membership: the number of tokens at byte {} is not a varint; expected at "
+        "most {} bytes, in the shortest form",
+        kMembershipPrefixBytes, kMaxVarintBytes);
   }
   if (tokens > limits_.num_tokens) {
     return fmt::format("membership: {} tokens are listed; expected at most num_tokens = {}", tokens,
@@ -145,9 +149,10 @@ std::optional<std::string> Decoder::read_gaps() {
   for (std::uint64_t i = 0; i < tokens; ++i) {
     std::uint64_t gap = 0;
     if (!take_varint(rest_, gap)) {
-      return fmt::format("membership: the gap before tokens[{}] at byte {} is not a varint; "
-                         "expected at most {} bytes, in the shortest form",
-                         i, size_ - rest_.size(), kMaxVarintBytes);
+      return fmt::format(
+          "membership: the gap before tokens[{}] at byte {} is not a varint; "
+          "expected at most {} bytes, in the shortest form",
+          i, size_ - rest_.size(), kMaxVarintBytes);
     }
     if (gap >= limits_.num_tokens - next) {
       return fmt::format("membership: tokens[{}] is token {} + {}; expected below num_tokens = {}",

@@ -41,9 +41,10 @@ std::optional<std::string> decode_row_summary(Bytes& bytes, std::size_t num_node
   for (std::size_t node = 0; node < num_nodes; ++node) {
     for (std::size_t i = 0; i < kStrategies; ++i) {
       if (take_varint(rest, summary.rows_to_node[node][i])) continue;
-      return fmt::format("row summary: rows_to_node[{},{}] at byte {} is not a varint; expected at "
-                         "most {} bytes, in the shortest form, below 2^64",
-                         node, i, bytes.size() - rest.size(), kMaxVarintBytes);
+      return fmt::format(
+          "row summary: rows_to_node[{},{}] at byte {} is not a varint; expected at "
+          "most {} bytes, in the shortest form, below 2^64",
+          node, i, bytes.size() - rest.size(), kMaxVarintBytes);
     }
   }
   out = std::move(summary);

@@ -56,6 +56,20 @@ TEST(RoutingError, nan_is_refused_and_infinity_is_not) {
   EXPECT_TRUE(has(error_of(Routing::of(2, 2, ids, Weights{0, 1, 1, NAN})), "topk_weights[1,1]"));
 }
 
+TEST(RoutingError, infinities_of_both_signs_for_one_expert_are_refused) {
+  const std::vector<std::int32_t> ids{0, 3, 0, -1, 2, 2};
+  const auto refused = [&](const Weights& weights) {
+    return has(error_of(Routing::of(2, 3, ids, weights)), "the weights of token");
+  };
+  EXPECT_TRUE(refused({INFINITY, 1, -INFINITY, 0, 1, 1}));
+  EXPECT_TRUE(refused({0, 0, 0, INFINITY, INFINITY, -INFINITY}));
+  EXPECT_FALSE(refused({INFINITY, -INFINITY, INFINITY, 0, 1, 1}));  // one sign for each expert
+  // Finite weights whose sum overflows, then the other infinity: the third slot makes the NaN.
+  const std::vector<std::int32_t> same{1, 1, 1};
+  EXPECT_TRUE(has(error_of(Routing::of(1, 3, same, Weights{3e38F, 3e38F, -INFINITY})), "expert 1"));
+  EXPECT_FALSE(has(error_of(Routing::of(1, 3, same, Weights{3e38F, 3e38F, INFINITY})), "expert"));
+}
+
 TEST(RoutingError, shapes) {
   const Ids32 ids(6, 0);
   const Ids ids64(6, 0);

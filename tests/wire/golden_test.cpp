@@ -11,25 +11,27 @@ namespace ferry::wire::test {
 namespace {
 
 TEST(Golden, FragmentHeader) {
-  EXPECT_EQ(encoded(sample_fragment()), from_hex("46 52 59 31 01 00 01 00"  // magic, version, type
-                                                 "88 77 66 55 44 33 22 11"  // use
-                                                 "02 00 00 00 03 00 00 00"  // generation, exchange
-                                                 "04 00 00 00"              // plan
-                                                 "01 02 01 00"  // kind, grant kind, flags, reserved
-                                                 "05 00 00 00 06 00 00 00"  // ordinal, index
-                                                 "07 00 00 00 04 03 02 01"  // rows, payload bytes
-                                                 "ef be ad de"              // payload crc
-                                                 "09 00 00 00 0a 00 00 00"  // grant: exchange, plan
-                                                 "0b 00 00 00 0c 00 00 00"  // ordinal, fragments
-                                                 "d2 2a 81 71"));           // header crc
+  EXPECT_EQ(encoded(sample_fragment()),
+            from_hex("46 52 59 31 01 00 01 00"  // magic, version, type
+                     "88 77 66 55 44 33 22 11"  // place
+                     "02 00 00 00 03 00 00 00"  // generation, exchange
+                     "04 00 00 00 05 00 00 00"  // plan, ordinal
+                     "01 01 02 01"              // kind, call flags; grant kind, flags
+                     "06 00 00 00"              // index
+                     "07 00 00 00 04 03 02 01"  // rows, payload bytes
+                     "ef be ad de"              // payload crc
+                     "09 00 00 00 0a 00 00 00"  // grant: exchange, plan
+                     "0b 00 00 00 0c 00 00 00"  // ordinal, fragments
+                     "ef 03 e2 43"));           // header crc
 }
 
 TEST(Golden, MetadataHeader) {
   EXPECT_EQ(encoded(sample_metadata()), from_hex("46 52 59 31 01 00 02 00"  // magic, version, type
-                                                 "88 77 66 55 44 33 22 11"  // use
+                                                 "88 77 66 55 44 33 22 11"  // place
                                                  "02 00 00 00 03 00 00 00"  // generation, exchange
-                                                 "04 00 00 00"              // plan
-                                                 "00 01 03 00"  // kind, flags, ranges in flight
+                                                 "04 00 00 00 0e 00 00 00"  // plan, ordinal
+                                                 "00 00 01 00"  // kind, call flags; flags, reserved
+                                                 "03 00 0e 0f"  // ranges in flight, failures
                                                  "00 10 00 00 00 00 00 00"  // num_tokens
                                                  "05 04 03 02 01 00 00 00"  // body bytes
                                                  "00 1c 00 00 00 00 00 00"  // hidden
@@ -40,7 +42,7 @@ TEST(Golden, MetadataHeader) {
                                                  "00 01 00 00 08 00 00 00"  // experts, top-k
                                                  "00 f0 00 00 00 02 00 00"  // fragment, range
                                                  "01 02 00 03"              // dtypes, strategy
-                                                 "30 12 3e fc"));           // header crc
+                                                 "51 14 53 96"));           // header crc
 }
 
 TEST(Golden, GrantMessage) {
@@ -54,13 +56,13 @@ TEST(Golden, GrantMessage) {
 
 TEST(Golden, PoisonMessage) {
   EXPECT_EQ(encoded(sample_poison()), from_hex("46 52 59 31 01 00 04 00"  // magic, version, type
-                                               "88 77 66 55 44 33 22 11"  // use
+                                               "88 77 66 55 44 33 22 11"  // place
                                                "02 00 00 00 03 00 00 00"  // generation, exchange
-                                               "04 00 00 00"              // plan
-                                               "02 07 06 00"  // kind, code, text bytes
-                                               "06 00 00 00"              // origin
-                                               "6e 6f 3a 20 c3 a9"        // "no: é"
-                                               "27 96 e4 5e"));           // crc
+                                               "04 00 00 00 05 00 00 00"  // plan, ordinal
+                                               "02 01 07 00"  // kind, call flags; code, reserved
+                                               "06 00 00 00"  // text bytes
+                                               "6e 6f 3a 20 c3 a9"  // "no: é"
+                                               "dc 33 88 52"));     // crc
 }
 
 TEST(Golden, RowSummary) {
@@ -103,9 +105,10 @@ TEST(Golden, MembershipWithByteCounts) {
   plan::Membership membership = empty_membership(1);
   membership.tokens = {0};
   membership.entry_begin = {0, 16};
-  auto expected = from_hex("01 01"  // version; bitmask
-                           "01"     // token 0
-                           "10");   // 16 entries
+  auto expected = from_hex(
+      "01 01"  // version; bitmask
+      "01"     // token 0
+      "10");   // 16 entries
   for (std::uint16_t column = 0; column < 16; ++column) {
     membership.columns.push_back(column);
     membership.weights.push_back(1.0F);

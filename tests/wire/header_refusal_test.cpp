@@ -108,25 +108,27 @@ TYPED_TEST(EveryHeader, TextsNameFieldValueAndExpectation) {
 
 TEST(HeaderRefusal, FieldsOfFragments) {
   using Header = FragmentHeader;
-  EXPECT_EQ(refusal_with<Header>(28, 6), "fragment header: kind is 6; expected 0..5");
-  EXPECT_EQ(refusal_with<Header>(29, 255), "fragment header: grant_kind is 255; expected 0..5");
-  EXPECT_EQ(refusal_with<Header>(30, 0x81),
+  EXPECT_EQ(refusal_with<Header>(32, 6), "fragment header: kind is 6; expected 0..5");
+  EXPECT_EQ(refusal_with<Header>(34, 255), "fragment header: grant_kind is 255; expected 0..5");
+  EXPECT_EQ(refusal_with<Header>(33, 2),
+            "fragment header: call_flags is 0x02; expected only bits of 0x01");
+  EXPECT_EQ(refusal_with<Header>(35, 0x81),
             "fragment header: flags is 0x81; expected only bits of 0x01");
-  EXPECT_EQ(refusal_with<Header>(31, 1), "fragment header: reserved is 1; expected 0");
-  EXPECT_EQ(refusal_with<Header>(30, 0),
+  EXPECT_EQ(refusal_with<Header>(35, 0),
             "fragment header: payload_crc without its flag is 3735928559; expected 0");
   EXPECT_EQ(refusal<Header>({}), "fragment header: size is 0 bytes; expected 72");
 }
 
 TEST(HeaderRefusal, FieldsOfMetadata) {
   using Header = MetadataHeader;
-  EXPECT_EQ(refusal_with<Header>(28, 6), "metadata header: kind is 6; expected 0..5");
-  EXPECT_EQ(refusal_with<Header>(29, 2),
+  EXPECT_EQ(refusal_with<Header>(32, 6), "metadata header: kind is 6; expected 0..5");
+  EXPECT_EQ(refusal_with<Header>(35, 1), "metadata header: reserved is 1; expected 0");
+  EXPECT_EQ(refusal_with<Header>(34, 2),
             "metadata header: flags is 0x02; expected only bits of 0x01");
-  EXPECT_EQ(refusal_with<Header>(104, 3), "metadata header: dtype is 3; expected 0..2");
-  EXPECT_EQ(refusal_with<Header>(105, 3), "metadata header: wire_dispatch is 3; expected 0..2");
-  EXPECT_EQ(refusal_with<Header>(106, 3), "metadata header: wire_combine is 3; expected 0..2");
-  EXPECT_EQ(refusal_with<Header>(107, 4), "metadata header: strategy is 4; expected 0..3");
+  EXPECT_EQ(refusal_with<Header>(112, 3), "metadata header: dtype is 3; expected 0..2");
+  EXPECT_EQ(refusal_with<Header>(113, 3), "metadata header: wire_dispatch is 3; expected 0..2");
+  EXPECT_EQ(refusal_with<Header>(114, 3), "metadata header: wire_combine is 3; expected 0..2");
+  EXPECT_EQ(refusal_with<Header>(115, 4), "metadata header: strategy is 4; expected 0..3");
 }
 
 TEST(HeaderRefusal, FieldsOfControlMessages) {
@@ -135,22 +137,22 @@ TEST(HeaderRefusal, FieldsOfControlMessages) {
     EXPECT_NE(refusal_with<GrantMessage>(at, 1).find("grant message: reserved is "),
               std::string::npos);
   }
-  EXPECT_EQ(refusal_with<PoisonMessage>(28, 6), "poison message: kind is 6; expected 0..5");
-  EXPECT_EQ(refusal_with<PoisonMessage>(29, 11), "poison message: code is 11; expected 0..10");
-  EXPECT_EQ(refusal_with<PoisonMessage>(30, 7),
+  EXPECT_EQ(refusal_with<PoisonMessage>(32, 6), "poison message: kind is 6; expected 0..5");
+  EXPECT_EQ(refusal_with<PoisonMessage>(34, 11), "poison message: code is 11; expected 0..10");
+  EXPECT_EQ(refusal_with<PoisonMessage>(36, 7),
             "poison message: text_bytes is 7; expected 6, from the size of the message");
-  EXPECT_EQ(refusal_with<PoisonMessage>(31, 255),
-            "poison message: text_bytes is 65286; expected 6, from the size of the message");
+  EXPECT_EQ(refusal_with<PoisonMessage>(39, 255),
+            "poison message: text_bytes is 4278190086; expected 6, from the size of the message");
 }
 
 TEST(HeaderRefusal, PoisonLongerThanItsLimit) {
   auto bytes = encoded(sample_poison());
   const std::size_t text = kPoisonTextBytes + 1;
-  bytes.resize(40 + text);
-  bytes[30] = static_cast<std::byte>(text & 0xFF);
-  bytes[31] = static_cast<std::byte>(text >> 8);
+  bytes.resize(44 + text);
+  bytes[36] = static_cast<std::byte>(text & 0xFF);
+  bytes[37] = static_cast<std::byte>(text >> 8);
   reseal(bytes);
-  EXPECT_EQ(refusal<PoisonMessage>(bytes), "poison message: size is 1065 bytes; expected 40..1064");
+  EXPECT_EQ(refusal<PoisonMessage>(bytes), "poison message: size is 1069 bytes; expected 44..1068");
 }
 
 }  // namespace

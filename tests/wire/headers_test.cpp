@@ -42,18 +42,29 @@ TEST(Headers, RandomValuesComeBack) {
   const auto kind = [&] { return static_cast<OpKind>(rng() % 6); };
   const auto dtype = [&] { return static_cast<DType>(rng() % 3); };
   for (int i = 0; i < 1000; ++i) {
-    const CallId call{u32(), u32(), rng(), u32(), kind()};
+    const CallId call{u32(), u32(), rng(), u32(), u32(), kind(), rng() % 2 == 0};
     const Grant grant{u32(), u32(), u32(), u32(), kind()};
     const bool has_crc = rng() % 2 == 0;
-    expect_round_trip(FragmentHeader{call, u32(), u32(), u32(), u32(), has_crc ? u32() : 0, has_crc,
-                                     grant});
-    const SharedOptions options{
-        rng(),   rng(),   rng(),   rng(), u32(), u32(), u32(), u32(),
-        static_cast<std::uint16_t>(rng()), dtype(), dtype(), dtype(),
-        static_cast<Strategy>(rng() % 4), rng() % 2 == 0};
-    expect_round_trip(MetadataHeader{call, u32(), rng(), options, rng(), u32()});
+    expect_round_trip(
+        FragmentHeader{call, u32(), u32(), u32(), has_crc ? u32() : 0, has_crc, grant});
+    const SharedOptions options{rng(),
+                                rng(),
+                                rng(),
+                                rng(),
+                                u32(),
+                                u32(),
+                                u32(),
+                                u32(),
+                                static_cast<std::uint16_t>(rng()),
+                                dtype(),
+                                dtype(),
+                                dtype(),
+                                static_cast<Strategy>(rng() % 4),
+                                rng() % 2 == 0};
+    expect_round_trip(MetadataHeader{call, u32(), static_cast<std::uint16_t>(rng()), rng(), options,
+                                     rng(), u32()});
     expect_round_trip(GrantMessage{u32(), grant});
-    expect_round_trip(PoisonMessage{call, u32(), static_cast<ErrorCode>(rng() % 11),
+    expect_round_trip(PoisonMessage{call, static_cast<ErrorCode>(rng() % 11),
                                     std::string(rng() % (kPoisonTextBytes + 1), 'x')});
   }
 }
@@ -93,8 +104,8 @@ TEST(Headers, LongPoisonIsCutBetweenCharacters) {
     for (std::size_t inside = 0; inside <= character.size(); ++inside) {
       const std::string before(kPoisonTextBytes - inside, 'a');
       const std::string expected = inside == character.size() ? before + character : before;
-      EXPECT_EQ(text_after_trip(before + character + "zzzzz"),
-                inside == 0 ? before : expected) << character << inside;
+      EXPECT_EQ(text_after_trip(before + character + "zzzzz"), inside == 0 ? before : expected)
+          << character << inside;
     }
   }
   // Not UTF-8: cut at the limit, nothing lost before it.

@@ -27,8 +27,7 @@ ExactBytes::ExactBytes(std::span<const std::byte> bytes)
 
 FragmentHeader sample_fragment() {
   return {
-      .call = {2, 3, 0x1122334455667788, 4, OpKind::dispatch},
-      .ordinal = 5,
+      .call = {2, 3, 0x1122334455667788, 4, 5, OpKind::dispatch, true},
       .index = 6,
       .num_rows = 7,
       .payload_bytes = 0x01020304,
@@ -40,8 +39,9 @@ FragmentHeader sample_fragment() {
 
 MetadataHeader sample_metadata() {
   return {
-      .call = {2, 3, 0x1122334455667788, 4, OpKind::plan},
+      .call = {2, 3, 0x1122334455667788, 4, 14, OpKind::plan, false},
       .source = 5,
+      .num_failures = 0x0F0E,
       .num_tokens = 4096,
       .options = {.hidden = 7168,
                   .topology_hash = 0xA1A2A3A4A5A6A7A8,
@@ -65,7 +65,7 @@ MetadataHeader sample_metadata() {
 GrantMessage sample_grant() { return {2, {9, 10, 11, 12, OpKind::dispatch_backward}}; }
 
 PoisonMessage sample_poison() {
-  return {{2, 3, 0x1122334455667788, 4, OpKind::combine}, 6, ErrorCode::peer_failed, "no: é"};
+  return {{2, 3, 0x1122334455667788, 4, 5, OpKind::combine, true}, ErrorCode::peer_failed, "no: é"};
 }
 
 void reseal(std::vector<std::byte>& message) {
