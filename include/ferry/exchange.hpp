@@ -11,6 +11,7 @@
 #include "ferry/pending.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/routing.hpp"
+#include "ferry/row_sources.hpp"
 #include "ferry/transport.hpp"
 
 namespace ferry {
@@ -23,7 +24,7 @@ class SlotLease;
 
 /// Rows and bytes of a plan, known before anything is sent. Bytes count what this rank sends.
 struct PlanSummary {
-  std::int64_t rows_received = 0;               ///< expert rows of this rank
+  std::int64_t rows_received = 0;               ///< of this rank, without alignment rows
   std::uint64_t window_bytes = 0;               ///< exact size of those rows in the window
   std::uint64_t metadata_bytes = 0;             ///< sent to other nodes while planning
   std::uint64_t inter_node_bytes_dispatch = 0;  ///< fragments with headers
@@ -37,14 +38,23 @@ struct PlanSummary {
 /// and backward. A handle: copies share the same plan.
 class Plan {
  public:
+  /// Rows of this rank's window, alignment rows included.
   std::int64_t num_rows() const;
-  /// Rows of each local expert, in ascending expert id.
+  /// Rows that each local expert works on, in ascending expert id.
   std::span<const std::int64_t> expert_counts() const;
-  /// First row of each local expert, with the total at the end.
+  /// First row of each local expert, with num_rows at the end; empty with token_major.
   std::span<const std::int64_t> expert_offsets() const;
   /// Global ids of the local experts, ascending.
   std::span<const std::int32_t> local_experts() const;
   const PlanSummary& summary() const;
+  /// Empty unless options.row_sources, token_major or weights at the expert.
+  const RowSources& row_sources() const;
+  /// token_major: [num_rows, num_topk], which local expert (0..num_local_experts-1) a slot names;
+  /// -1 where it names none, one of another rank, or one that an earlier slot names. Else empty.
+  std::span<const std::int32_t> topk_idx() const;
+  /// token_major: [num_rows, num_topk], the weight for that expert, summed over the slots that name
+  /// it; 0 elsewhere, and 1 with weights none. Else empty.
+  std::span<const float> topk_weights() const;
 
   explicit Plan(std::shared_ptr<detail::PlanState> state) : state_(std::move(state)) {}
   const std::shared_ptr<detail::PlanState>& state() const { return state_; }
@@ -54,7 +64,7 @@ class Plan {
   std::shared_ptr<detail::PlanState> state_;
 };
 
-/// Rows in this rank's window, ordered by (expert, source rank, token). Owns the window slot: the
+/// Rows in this rank's window, in the order of the layout. Owns the window slot: the
 /// rows stay as they are until the handle goes. Must go before its transport.
 class WindowRows {
  public:
@@ -77,7 +87,18 @@ class WindowRows {
 /// What dispatch brought: the tokens for this rank's experts.
 class ExpertRows : public WindowRows {
  public:
-  using WindowRows::WindowRows;
+  ExpertRows(WindowRows rows, std::int64_t extra_offset, std::int64_t extra_bytes)
+      : WindowRows(std::move(rows)), extra_offset_(extra_offset), extra_bytes_(extra_bytes) {}
+  /// The extra bytes that came with a row; empty unless options.extra_bytes.
+  std::span<const std::byte> extra(std::int64_t row) const {
+    return {static_cast<const std::byte*>(matrix().data) + row * matrix().stride_bytes() +
+                extra_offset_,
+            static_cast<std::size_t>(extra_bytes_)};
+  }
+
+ private:
+  std::int64_t extra_offset_;
+  std::int64_t extra_bytes_;
 };
 
 /// Where the experts' outputs are best written: combine then reads them in place.
@@ -111,19 +132,21 @@ class Exchange {
   Pending<Plan> start_plan(const Routing& routing);
 
   /// Sends every token to the ranks that hold its experts.
-  /// Shapes:   x [num_tokens, hidden], the exchange's dtype
-  /// Requires: x stays alive and unchanged until done
-  /// Ensures:  rows ordered by (expert, source rank, token), in this rank's window
+  /// Shapes:   x [num_tokens, hidden], the exchange's dtype; extra [num_tokens x extra_bytes]
+  /// Requires: x and extra stay alive and unchanged until done
+  /// Ensures:  rows in the order of the layout, in this rank's window
   /// Cost:     one row copy per (token, expert) inside a node; see Strategy for what crosses nodes
   /// Errors:   invalid_argument, stale_plan, limit_exceeded, timeout, peer_failed
-  ExpertRows dispatch(const Plan& plan, ConstMatrix x);
-  Pending<ExpertRows> start_dispatch(const Plan& plan, ConstMatrix x);
+  ExpertRows dispatch(const Plan& plan, ConstMatrix x, std::span<const std::byte> extra = {});
+  Pending<ExpertRows> start_dispatch(const Plan& plan, ConstMatrix x,
+                                     std::span<const std::byte> extra = {});
 
   /// Memory of this rank's window for the experts' outputs, one row per expert row. Never waits.
   /// Errors: limit_exceeded, with the holders of the pool
   OutputRows output(const Plan& plan);
 
-  /// Brings expert outputs home: out[t] = sum over slots j of weight[t,j] * y(t,j).
+  /// Brings expert outputs home: out[t] = sum over slots j of weight[t,j] * y(t,j), with weights at
+  /// combine. Else out[t] = sum over its experts (expert_major) or ranks (token_major) of y.
   /// Shapes:   y [num_rows, hidden], best the memory of output(plan) or of the dispatched rows;
   ///           anything else costs one copy. out [num_tokens, hidden]. Both the exchange's dtype.
   /// Ensures:  out rows of tokens without an expert are 0; y may be overwritten once done

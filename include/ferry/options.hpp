@@ -15,6 +15,25 @@ enum class Strategy : std::uint8_t { flat = 0, rank_dedup = 1, node_gather = 2, 
 std::string_view to_string(Strategy strategy);
 std::optional<Strategy> strategy_from_string(std::string_view name);
 
+/// What the rows of a rank's window are, and their order.
+enum class Layout : std::uint8_t {
+  expert_major = 0,  ///< one row per (token, expert), by expert, source rank, token
+  /// One row per (token, rank), by source rank, token, whatever number of its experts the token
+  /// visits there; the caller makes one output of it. Not with flat, nor weights at combine.
+  token_major = 1,
+};
+std::string_view to_string(Layout layout);
+std::optional<Layout> layout_from_string(std::string_view name);
+
+/// Who multiplies expert outputs with the routing weights.
+enum class WeightMode : std::uint8_t {
+  at_combine = 0,  ///< combine
+  at_expert = 1,   ///< the caller, with Plan::row_sources() or Plan::topk_weights()
+  none = 2,        ///< nobody: combine adds the outputs as they are
+};
+std::string_view to_string(WeightMode weights);
+std::optional<WeightMode> weight_mode_from_string(std::string_view name);
+
 /// The shape of every row of an exchange.
 struct RowShape {
   std::int64_t hidden = 0;
@@ -24,6 +43,16 @@ struct RowShape {
 struct ExchangeOptions {
   // Behaviour
   Strategy strategy = Strategy::node_dedup;
+  Layout layout = Layout::expert_major;
+  WeightMode weights = WeightMode::at_combine;
+  /// Each expert's rows start at a multiple of this many rows; the rows in between are 0 and belong
+  /// to nobody. expert_major only, 1..65535.
+  int row_alignment = 1;
+  /// Bytes that travel with each row of x, such as scales of its blocks; a multiple of 4.
+  int extra_bytes = 0;
+  /// Plans say where each row comes from (Plan::row_sources), for one more byte per row in the
+  /// metadata. On by itself with token_major and with weights at the expert.
+  bool row_sources = false;
   /// Format of rows that cross nodes in dispatch; unset = the dtype (exact).
   std::optional<DType> wire_dispatch{};
   /// Format of rows or partial sums that cross nodes in combine; unset = the dtype. With f32 all

@@ -237,7 +237,7 @@ bool CombineOperation::add_lane_terms(Homecoming& lane, std::uint64_t token) {
     kernels::SumTerm term;
     term.row = staged_row(lane, lane.next_item);
     term.dtype = *exchange().options.wire_combine;
-    if (!items.weights.empty()) {
+    if (exchange().weighted() && !items.weights.empty()) {
       term.weighted = true;
       term.weight = items.weights[lane.next_item];
     }
@@ -262,7 +262,7 @@ kernels::SumTerm CombineOperation::output_term(const plan::Target& target) const
   kernels::SumTerm term;
   term.row = windows_.data(target.local_rank) + target.row * exchange().window_stride_bytes;
   term.weight = target.weight;
-  term.weighted = true;
+  term.weighted = exchange().weighted();
   term.dtype = exchange().shape.dtype;
   return term;
 }

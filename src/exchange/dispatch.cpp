@@ -14,12 +14,26 @@ namespace {
 constexpr std::uint64_t kPushBytesPerStep = 1U << 20U;
 constexpr int kLandingsPerStep = 4;
 
+// Extra bytes move as rows of a dtype of their own; equal dtypes copy bits.
+constexpr DType kExtraDtype = DType::f32;
+std::int64_t extra_elements(const ExchangeState& exchange) {
+  return exchange.options.extra_bytes / static_cast<std::int64_t>(element_bytes(kExtraDtype));
+}
+
+// Of a row on the wire, without what travels with it.
+std::uint64_t wire_row_bytes(const ExchangeState& exchange) {
+  return exchange.dispatch_framing.row_bytes -
+         static_cast<std::uint64_t>(exchange.options.extra_bytes);
+}
+
 }  // namespace
 
 DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
-                                     std::shared_ptr<PlanState> plan, ConstMatrix x)
+                                     std::shared_ptr<PlanState> plan, ConstMatrix x,
+                                     std::span<const std::byte> extra)
     : Operation(std::move(exchange), std::move(plan), wire::OpKind::dispatch),
       x_(x),
+      extra_(extra),
       windows_(this->plan()->rows.rows_to),
       senders_(this->plan()->rows.outgoing, false, this->exchange().dispatch_framing) {
   flow_ = &this->plan()->flow->kind(wire::OpKind::dispatch);
@@ -49,26 +63,63 @@ bool DispatchOperation::step() {
 
 bool DispatchOperation::show_window() {
   if (shown_) return false;
-  if (!lease_) lease_ = engine().slots().take(plan()->summary.window_bytes, describe());
+  if (!lease_) {
+    lease_ = engine().slots().take(plan()->summary.window_bytes, describe());
+    clear_alignment_rows();
+  }
   shown_ = engine().publish(*this, lease_->slot(), plan()->summary.window_bytes);
   if (shown_) turn_ = lease_->slot().turn;
   return shown_;
 }
 
+// Nobody writes the rows between the experts' rows.
+void DispatchOperation::clear_alignment_rows() {
+  if (exchange().options.row_alignment == 1) return;
+  const plan::RankPlan& rows = plan()->rows;
+  std::vector<kernels::SumRow> empty;
+  for (std::size_t expert = 0; expert < rows.expert_counts.size(); ++expert) {
+    for (std::int64_t row = rows.expert_offsets[expert] + rows.expert_counts[expert];
+         row < rows.expert_offsets[expert + 1]; ++row) {
+      empty.push_back(
+          {target_row({.row = static_cast<std::uint64_t>(row)}, lease_->slot().data()), 0, 0});
+    }
+  }
+  engine().transport().sum_rows({.out_dtype = exchange().shape.dtype,
+                                 .hidden = exchange().shape.hidden,
+                                 .rows = empty,
+                                 .terms = {}});
+  if (exchange().options.extra_bytes == 0) return;
+  for (kernels::SumRow& row : empty) row.out += exchange().extra_offset;
+  engine().transport().sum_rows(
+      {.out_dtype = kExtraDtype, .hidden = extra_elements(exchange()), .rows = empty, .terms = {}});
+}
+
 bool DispatchOperation::send_some() {
-  return senders_.send(
-      *this, *flow_,
-      [this](const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload) {
-        sources_.clear();
-        for (std::uint32_t i = 0; i < fragment.count; ++i) {
-          sources_.push_back(x_.row(lane.tokens[fragment.first + i]));
-        }
-        engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
-                                        .wire_dtype = *exchange().options.wire_dispatch,
-                                        .hidden = exchange().shape.hidden,
-                                        .rows = sources_,
-                                        .out = payload});
-      });
+  return senders_.send(*this, *flow_,
+                       [this](const plan::Lane& lane, const plan::Fragment& fragment,
+                              std::byte* payload) { pack(lane, fragment, payload); });
+}
+
+// The rows of a fragment, then their extra bytes.
+void DispatchOperation::pack(const plan::Lane& lane, const plan::Fragment& fragment,
+                             std::byte* payload) {
+  const std::span<const std::uint32_t> tokens =
+      std::span(lane.tokens).subspan(fragment.first, fragment.count);
+  sources_.clear();
+  for (const std::uint32_t token : tokens) sources_.push_back(x_.row(token));
+  engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
+                                  .wire_dtype = *exchange().options.wire_dispatch,
+                                  .hidden = exchange().shape.hidden,
+                                  .rows = sources_,
+                                  .out = payload});
+  if (exchange().options.extra_bytes == 0) return;
+  sources_.clear();
+  for (const std::uint32_t token : tokens) sources_.push_back(extra_row(token));
+  engine().transport().pack_rows({.source_dtype = kExtraDtype,
+                                  .wire_dtype = kExtraDtype,
+                                  .hidden = extra_elements(exchange()),
+                                  .rows = sources_,
+                                  .out = payload + fragment.count * wire_row_bytes(exchange())});
 }
 
 bool DispatchOperation::land_some() {
@@ -92,33 +143,63 @@ bool DispatchOperation::land_some() {
 
 void DispatchOperation::land(const LaneReceiver& receiver, const LaneReceiver::Taken& taken) {
   const plan::Lane& lane = receiver.lane();
-  pusher_.clear();
+  const std::byte* row = taken.arrived.payload();
+  const std::byte* extra = row + taken.fragment.count * wire_row_bytes(exchange());
+  clear_pushers();
   for (std::uint32_t i = 0; i < taken.fragment.count; ++i) {
     const std::uint32_t item = taken.fragment.first + i;
     for (std::uint32_t t = lane.target_begin[item]; t < lane.target_begin[item + 1]; ++t) {
-      pusher_.add_target(target_row(lane.targets[t]));
+      add_target(lane.targets[t]);
     }
-    pusher_.add_row(taken.arrived.payload() + i * exchange().dispatch_framing.row_bytes);
+    add_row(row, extra);
+    row += wire_row_bytes(exchange());
+    extra += exchange().options.extra_bytes;
   }
-  pusher_.push(engine().transport(), exchange().shape.hidden, *exchange().options.wire_dispatch,
-               exchange().shape.dtype);
+  push(*exchange().options.wire_dispatch);
 }
 
 bool DispatchOperation::push_home() {
   const plan::RankPlan& rows = plan()->rows;
   if (next_token_ == rows.num_tokens) return false;
-  pusher_.clear();
+  clear_pushers();
   const std::uint64_t most = kPushBytesPerStep / exchange().row_bytes + 1;
   for (; next_token_ < rows.num_tokens && pusher_.num_targets() < most; ++next_token_) {
     for (std::uint32_t t = rows.home_begin[next_token_]; t < rows.home_begin[next_token_ + 1];
          ++t) {
-      pusher_.add_target(target_row(rows.home_targets[t]));
+      add_target(rows.home_targets[t]);
     }
-    pusher_.add_row(x_.row(static_cast<std::int64_t>(next_token_)));
+    add_row(x_.row(static_cast<std::int64_t>(next_token_)), extra_row(next_token_));
   }
-  pusher_.push(engine().transport(), exchange().shape.hidden, exchange().shape.dtype,
-               exchange().shape.dtype);
+  push(exchange().shape.dtype);
   return true;
+}
+
+void DispatchOperation::clear_pushers() {
+  pusher_.clear();
+  extra_pusher_.clear();
+}
+
+void DispatchOperation::add_target(const plan::Target& target) {
+  std::byte* const row = target_row(target, windows_.data(target.local_rank));
+  pusher_.add_target(row);
+  if (exchange().options.extra_bytes > 0) {
+    extra_pusher_.add_target(row + exchange().extra_offset);
+  }
+}
+
+void DispatchOperation::add_row(const std::byte* row, const std::byte* extra) {
+  pusher_.add_row(row);
+  if (exchange().options.extra_bytes > 0) extra_pusher_.add_row(extra);
+}
+
+void DispatchOperation::push(DType row_dtype) {
+  pusher_.push(engine().transport(), exchange().shape.hidden, row_dtype, exchange().shape.dtype);
+  if (exchange().options.extra_bytes == 0) return;
+  extra_pusher_.push(engine().transport(), extra_elements(exchange()), kExtraDtype, kExtraDtype);
+}
+
+const std::byte* DispatchOperation::extra_row(std::uint64_t token) const {
+  return extra_.data() + token * static_cast<std::uint64_t>(exchange().options.extra_bytes);
 }
 
 bool DispatchOperation::finish_writing() {
@@ -143,8 +224,8 @@ int DispatchOperation::missing_writer() const {
   return -1;
 }
 
-std::byte* DispatchOperation::target_row(const plan::Target& target) const {
-  return windows_.data(target.local_rank) + target.row * exchange().window_stride_bytes;
+std::byte* DispatchOperation::target_row(const plan::Target& target, std::byte* window) const {
+  return window + target.row * exchange().window_stride_bytes;
 }
 
 Matrix DispatchOperation::rows() const {

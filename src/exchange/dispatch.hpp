@@ -4,6 +4,7 @@
 // into the window of the rank that holds its expert.
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "exchange/lanes.hpp"
@@ -18,7 +19,7 @@ namespace ferry::detail {
 class DispatchOperation final : public Operation {
  public:
   DispatchOperation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
-                    ConstMatrix x);
+                    ConstMatrix x, std::span<const std::byte> extra);
 
   bool step() override;
   WaitTarget waits_for() const override;
@@ -38,9 +39,17 @@ class DispatchOperation final : public Operation {
   /// A rank that has not written all its rows into this window; -1 if none.
   int missing_writer() const;
   bool all_landed() const;
-  std::byte* target_row(const plan::Target& target) const;
+  std::byte* target_row(const plan::Target& target, std::byte* window) const;
+  const std::byte* extra_row(std::uint64_t token) const;
+  void pack(const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload);
+  void clear_pushers();
+  void add_target(const plan::Target& target);
+  void add_row(const std::byte* row, const std::byte* extra);
+  void push(DType row_dtype);
+  void clear_alignment_rows();
 
   const ConstMatrix x_;
+  const std::span<const std::byte> extra_;  ///< [num_tokens x extra_bytes]
   KindFlow* flow_ = nullptr;
   std::unique_ptr<SlotLease> lease_;
   std::uint64_t turn_ = 0;
@@ -52,6 +61,7 @@ class DispatchOperation final : public Operation {
   std::uint64_t next_token_ = 0;
   // Reused from step to step.
   RowPusher pusher_;
+  RowPusher extra_pusher_;
   std::vector<const std::byte*> sources_;
 };
 

@@ -53,6 +53,18 @@ std::optional<Error> find_matrix_error(const ExchangeState& exchange, const Cons
   return std::nullopt;
 }
 
+std::optional<Error> find_extra_error(const ExchangeState& exchange,
+                                      std::span<const std::byte> extra, std::int64_t tokens) {
+  const std::int64_t wanted = tokens * exchange.options.extra_bytes;
+  if (static_cast<std::int64_t>(extra.size()) == wanted) return std::nullopt;
+  return Error(
+      ErrorCode::invalid_argument,
+      fmt::format("dispatch: extra has {} bytes on rank {}; allowed: {}, because num_tokens "
+                  "= {} and extra_bytes = {}",
+                  extra.size(), exchange.engine.rank(), wanted, tokens,
+                  exchange.options.extra_bytes));
+}
+
 std::optional<Error> find_plan_error(const ExchangeState& exchange, const PlanState* plan,
                                      std::string_view call) {
   const int rank = exchange.engine.rank();
@@ -115,10 +127,13 @@ using detail::Engine;
 // Plan ------------------------------------------------------------------------------------------
 
 std::int64_t Plan::num_rows() const { return state_->rows.num_rows(); }
-std::span<const std::int64_t> Plan::expert_counts() const { return state_->rows.expert_counts; }
-std::span<const std::int64_t> Plan::expert_offsets() const { return state_->rows.expert_offsets; }
+std::span<const std::int64_t> Plan::expert_counts() const { return state_->expert_counts; }
+std::span<const std::int64_t> Plan::expert_offsets() const { return state_->expert_offsets; }
 std::span<const std::int32_t> Plan::local_experts() const { return state_->local_experts; }
 const PlanSummary& Plan::summary() const { return state_->summary; }
+const RowSources& Plan::row_sources() const { return state_->row_sources; }
+std::span<const std::int32_t> Plan::topk_idx() const { return state_->topk_idx; }
+std::span<const float> Plan::topk_weights() const { return state_->topk_weights; }
 
 // WindowRows --------------------------------------------------------------------------------------
 
@@ -159,20 +174,21 @@ Pending<Plan> Exchange::start_plan(const Routing& routing) {
 
 Plan Exchange::plan(const Routing& routing) { return start_plan(routing).wait(); }
 
-Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x) {
+Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x,
+                                             std::span<const std::byte> extra) {
   const CallerGuard guard(state_->engine);
   state_->engine.progress();  // a refusal that has arrived is known before the call starts
   constexpr auto kKind = wire::OpKind::dispatch;
-  if (const auto error = detail::find_plan_error(*state_, plan.state().get(), "dispatch")) {
-    return detail::refused<ExpertRows>(state_, nullptr, kKind, *error);
+  if (const auto stale = detail::find_plan_error(*state_, plan.state().get(), "dispatch")) {
+    return detail::refused<ExpertRows>(state_, nullptr, kKind, *stale);
   }
   const auto tokens = static_cast<std::int64_t>(plan.state()->rows.num_tokens);
-  if (const auto error = detail::find_matrix_error(*state_, x, {"dispatch", "x", tokens})) {
-    return detail::refused<ExpertRows>(state_, plan.state(), kKind, *error);
-  }
+  auto error = detail::find_matrix_error(*state_, x, {"dispatch", "x", tokens});
+  if (!error) error = detail::find_extra_error(*state_, extra, tokens);
+  if (error) return detail::refused<ExpertRows>(state_, plan.state(), kKind, *error);
   std::shared_ptr<detail::DispatchOperation> operation;
   try {
-    operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(), x);
+    operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(), x, extra);
   } catch (const std::bad_alloc&) {
     return detail::refused<ExpertRows>(state_, plan.state(), kKind,
                                        detail::no_memory_error(*state_, "dispatch"));
@@ -181,12 +197,15 @@ Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x) {
   return Pending<ExpertRows>(operation, [](detail::Operation& done) {
     auto& dispatch = static_cast<detail::DispatchOperation&>(done);
     const Matrix rows = dispatch.rows();
-    return ExpertRows(Plan(dispatch.plan()), rows, dispatch.take_lease());
+    const detail::ExchangeState& exchange = dispatch.exchange();
+    return ExpertRows(WindowRows(Plan(dispatch.plan()), rows, dispatch.take_lease()),
+                      static_cast<std::int64_t>(exchange.extra_offset),
+                      exchange.options.extra_bytes);
   });
 }
 
-ExpertRows Exchange::dispatch(const Plan& plan, ConstMatrix x) {
-  return start_dispatch(plan, x).wait();
+ExpertRows Exchange::dispatch(const Plan& plan, ConstMatrix x, std::span<const std::byte> extra) {
+  return start_dispatch(plan, x, extra).wait();
 }
 
 OutputRows Exchange::output(const Plan& plan) {

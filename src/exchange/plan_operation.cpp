@@ -2,15 +2,26 @@
 
 #include "exchange/plan_operation.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include <fmt/format.h>
 
 #include "exchange/engine.hpp"
 #include "kernels/row_kernels.hpp"
+#include "plan/row_sources.hpp"
 #include "wire/membership_codec.hpp"
 
 namespace ferry::detail {
+namespace {
+
+wire::MembershipForm membership_form(const ExchangeState& exchange, int node) {
+  return {.num_columns = exchange.experts.num_columns(node),
+          .slots = exchange.options.row_sources,
+          .weights = exchange.options.weights != WeightMode::none};
+}
+
+}  // namespace
 
 PlanOperation::PlanOperation(std::shared_ptr<ExchangeState> exchange, const Routing& routing)
     : Operation(std::move(exchange), nullptr, wire::OpKind::plan), routing_(routing) {}
@@ -18,7 +29,14 @@ PlanOperation::PlanOperation(std::shared_ptr<ExchangeState> exchange, const Rout
 void PlanOperation::make_round() {
   ++exchange().metadata_rounds;
   const Topology& topology = engine().transport().topology();
-  own_ = plan::split_by_node(routing_, exchange().experts, topology);
+  const ExchangeOptions& options = exchange().options;
+  own_ = plan::split_by_node(routing_, exchange().experts, topology, options.row_sources);
+  if (options.weights == WeightMode::none) {
+    for (plan::Membership& membership : own_) std::ranges::fill(membership.weights, 1.0F);
+  }
+  for (int node = 0; exchange().token_major() && node < topology.num_nodes(); ++node) {
+    own_grouped_.push_back(plan::group_by_rank(own_[node], exchange().experts, topology, node));
+  }
   decoded_.resize(static_cast<std::size_t>(topology.num_ranks()));
   const wire::RowSummary summary = summarise_rows();
   std::vector<std::vector<std::byte>> messages;
@@ -58,7 +76,7 @@ std::vector<std::byte> PlanOperation::make_message(int node,
                                                    const wire::RowSummary& summary) const {
   std::vector<std::byte> message(wire::kMetadataHeaderBytes);
   wire::encode_row_summary(summary, message);
-  wire::encode_membership(own_[node], exchange().experts.num_columns(node), message);
+  wire::encode_membership(own_[node], membership_form(exchange(), node), message);
   const auto body = std::span<const std::byte>(message).subspan(wire::kMetadataHeaderBytes);
   wire::MetadataHeader header;
   header.call = call();
@@ -78,17 +96,17 @@ MetadataRound::Note PlanOperation::annotate(const wire::MetadataHeader& header,
                                             std::span<const std::byte> body) {
   if (header.options != exchange().shared_options(routing_.num_topk)) return {};
   const int node = engine().transport().node();
-  const plan::Membership* membership = &own_[node];
+  const plan::Membership* membership = own_grouped_.empty() ? &own_[node] : &own_grouped_[node];
   if (header.source != static_cast<std::uint32_t>(engine().rank())) {
     if (const auto problem = decode_body(header, body)) {
       return {{},
               Error(ErrorCode::corrupt_message, fmt::format("{}: metadata of rank {}: {}",
                                                             describe(), header.source, *problem))};
     }
-    membership = decoded_[header.source].get();
+    membership = &decoded_[header.source]->for_plan();
   }
   const std::vector<std::uint32_t> counts =
-      plan::count_columns(*membership, exchange().experts.num_columns(node));
+      plan::count_columns(*membership, exchange().row_owners.num_columns(node));
   MetadataRound::Note note;
   note.bytes.resize(counts.size() * sizeof(std::uint32_t));
   if (!counts.empty()) std::memcpy(note.bytes.data(), counts.data(), note.bytes.size());
@@ -103,9 +121,15 @@ std::optional<std::string> PlanOperation::decode_body(const wire::MetadataHeader
   const wire::MembershipLimits limits{
       .num_tokens = header.num_tokens,
       .num_topk = routing_.num_topk,
-      .num_columns = exchange().experts.num_columns(engine().transport().node())};
-  decoded_[header.source] = std::make_unique<plan::Membership>();
-  return wire::decode_membership(body, limits, *decoded_[header.source]);
+      .form = membership_form(exchange(), engine().transport().node())};
+  auto decoded = std::make_unique<Decoded>();
+  if (auto problem = wire::decode_membership(body, limits, decoded->membership)) return problem;
+  if (exchange().token_major()) {
+    decoded->grouped = plan::group_by_rank(decoded->membership, exchange().experts, topology,
+                                           engine().transport().node());
+  }
+  decoded_[header.source] = std::move(decoded);
+  return std::nullopt;
 }
 
 bool PlanOperation::step() {
@@ -149,11 +173,10 @@ std::optional<Error> PlanOperation::read_headers() {
   return std::nullopt;
 }
 
-std::optional<Error> PlanOperation::make_plan() {
+plan::ColumnCounts PlanOperation::read_counts() const {
   const int num_ranks = engine().transport().topology().num_ranks();
-  const int node = engine().transport().node();
   plan::ColumnCounts counts;
-  counts.num_columns = exchange().experts.num_columns(node);
+  counts.num_columns = exchange().row_owners.num_columns(engine().transport().node());
   counts.values.resize(static_cast<std::size_t>(num_ranks) * counts.num_columns);
   for (int source = 0; source < num_ranks; ++source) {
     const auto note = round_->note_of(source);
@@ -161,29 +184,68 @@ std::optional<Error> PlanOperation::make_plan() {
     std::memcpy(counts.values.data() + static_cast<std::size_t>(source) * counts.num_columns,
                 note.data(), note.size());
   }
-  const plan::PlanContext context{engine().transport().topology(), exchange().experts,
-                                  exchange().options.strategy,
-                                  static_cast<std::uint64_t>(exchange().options.range_tokens)};
-  std::vector<const plan::Membership*> of_sources(static_cast<std::size_t>(num_ranks), nullptr);
-  for (int source = 0; source < num_ranks; ++source) {
+  return counts;
+}
+
+std::optional<Error> PlanOperation::decode(int source) {
+  if (decoded_[source]) return std::nullopt;
+  const auto body = round_->message_of(source).subspan(wire::kMetadataHeaderBytes);
+  const auto problem = decode_body(headers_[source], body);
+  if (!problem) return std::nullopt;
+  return Error(ErrorCode::corrupt_message, *problem);
+}
+
+std::optional<Error> PlanOperation::make_plan() {
+  const Topology& topology = engine().transport().topology();
+  const int node = engine().transport().node();
+  const std::vector<plan::Membership>& own = own_grouped_.empty() ? own_ : own_grouped_;
+  const plan::ColumnCounts counts = read_counts();
+  const plan::PlanContext context{topology, exchange().row_owners, exchange().options.strategy,
+                                  static_cast<std::uint64_t>(exchange().options.range_tokens),
+                                  static_cast<std::uint64_t>(exchange().options.row_alignment)};
+  std::vector<const plan::Membership*> of_sources(topology.num_ranks(), nullptr);
+  for (int source = 0; source < topology.num_ranks(); ++source) {
     if (!plan::needs_membership(context, engine().rank(), source, counts)) continue;
     if (source == engine().rank()) {
-      of_sources[source] = &own_[node];
+      of_sources[source] = &own[node];
       continue;
     }
-    if (!decoded_[source]) {
-      const auto body = round_->message_of(source).subspan(wire::kMetadataHeaderBytes);
-      if (const auto problem = decode_body(headers_[source], body)) {
-        return Error(ErrorCode::corrupt_message, *problem);
-      }
-    }
-    of_sources[source] = decoded_[source].get();
+    if (const auto error = decode(source)) return error;
+    of_sources[source] = &decoded_[source]->for_plan();
   }
   result_ = std::make_shared<PlanState>(
       exchange(), call().plan,
-      plan::make_rank_plan(context, engine().rank(), own_, of_sources, counts),
+      plan::make_rank_plan(context, engine().rank(), own, of_sources, counts),
       round_->sent_bytes());
+  if (exchange().options.row_sources) {
+    if (const auto error = describe_rows()) return error;
+  }
   engine().adopt_plan(exchange(), result_);
+  return std::nullopt;
+}
+
+// Reads the memberships of all ranks for this node, also of those whose rows others push.
+std::optional<Error> PlanOperation::describe_rows() {
+  const int num_ranks = engine().transport().topology().num_ranks();
+  std::vector<plan::Membership> of_sources;
+  for (int source = 0; source < num_ranks; ++source) {
+    if (source == engine().rank()) {
+      of_sources.push_back(std::move(own_[engine().transport().node()]));
+      continue;
+    }
+    if (const auto error = decode(source)) return error;
+    of_sources.push_back(std::move(decoded_[source]->membership));
+  }
+  const plan::RowContext context{exchange().experts, engine().rank(), of_sources};
+  if (!exchange().token_major()) {
+    result_->row_sources = plan::expert_major_sources(context, result_->rows.expert_offsets);
+    return std::nullopt;
+  }
+  plan::TokenRows rows = plan::token_major_rows(context, routing_.num_topk);
+  result_->row_sources = std::move(rows.sources);
+  result_->topk_idx = std::move(rows.topk_idx);
+  result_->topk_weights = std::move(rows.topk_weights);
+  result_->expert_counts = std::move(rows.expert_counts);
   return std::nullopt;
 }
 

@@ -30,12 +30,23 @@ class PlanOperation final : public Operation {
   std::optional<std::string> decode_body(const wire::MetadataHeader& header,
                                          std::span<const std::byte> body);
   std::optional<Error> read_headers();
+  plan::ColumnCounts read_counts() const;
+  std::optional<Error> decode(int source);
   std::optional<Error> make_plan();
+  std::optional<Error> describe_rows();
 
   const Routing routing_;
   std::vector<plan::Membership> own_;  ///< per node
-  /// Decoded while annotating; the rest is decoded from node memory when it is needed.
-  std::vector<std::unique_ptr<plan::Membership>> decoded_;
+  /// The same as a plan takes it: with token_major grouped by rank, else empty.
+  std::vector<plan::Membership> own_grouped_;
+  /// Memberships of other ranks for this node. Decoded while annotating; the rest is decoded from
+  /// node memory when it is needed.
+  struct Decoded {
+    plan::Membership membership;
+    std::optional<plan::Membership> grouped;
+    const plan::Membership& for_plan() const { return grouped ? *grouped : membership; }
+  };
+  std::vector<std::unique_ptr<Decoded>> decoded_;
   std::unique_ptr<MetadataRound> round_;
   std::vector<wire::MetadataHeader> headers_;
   std::shared_ptr<PlanState> result_;

@@ -4,6 +4,7 @@
 #include "exchange/state.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -12,22 +13,76 @@
 namespace ferry::detail {
 namespace {
 
-constexpr std::uint64_t kRowAlignment = 64;
+constexpr std::uint64_t kLineBytes = 64;
+constexpr std::uint64_t kExtraAlignment = 16;
+constexpr int kMostExtraBytes = 1 << 20;
 constexpr std::uint64_t kFragmentsPerRange = 8;
 constexpr std::int64_t kLongestHidden = 1 << 24;
 
-std::uint64_t align_row(std::uint64_t bytes) {
-  return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+std::uint64_t aligned(std::uint64_t bytes, std::uint64_t to) { return (bytes + to - 1) / to * to; }
+
+plan::ExpertIndex owners_of_rows(const Topology& topology, const plan::ExpertIndex& experts,
+                                 Layout layout) {
+  if (layout == Layout::expert_major) return experts;
+  std::vector<int> ranks(static_cast<std::size_t>(topology.num_ranks()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return plan::ExpertIndex(topology, Placement::from_map(ranks));
 }
 
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::invalid_argument, text);
 }
 
-plan::Framing framing(const RowShape& shape, DType wire_dtype, const ExchangeOptions& options) {
-  return plan::make_framing(static_cast<std::uint64_t>(shape.hidden) * element_bytes(wire_dtype),
-                            wire::kFragmentHeaderBytes,
+plan::Framing framing(std::uint64_t row_bytes, const ExchangeOptions& options) {
+  return plan::make_framing(row_bytes, wire::kFragmentHeaderBytes,
                             static_cast<std::uint64_t>(options.fragment_bytes));
+}
+
+plan::Framing dispatch_framing_of(const RowShape& shape, const ExchangeOptions& options) {
+  const auto hidden = static_cast<std::uint64_t>(shape.hidden);
+  return framing(hidden * element_bytes(*options.wire_dispatch) +
+                     static_cast<std::uint64_t>(options.extra_bytes),
+                 options);
+}
+
+plan::Framing combine_framing_of(const RowShape& shape, const ExchangeOptions& options) {
+  const auto hidden = static_cast<std::uint64_t>(shape.hidden);
+  return framing(hidden * element_bytes(*options.wire_combine), options);
+}
+
+// Modes that do not go together, or are out of range.
+void check_modes(const ExchangeOptions& options) {
+  if (options.layout == Layout::token_major) {
+    if (options.strategy == Strategy::flat) {
+      refuse(
+          "exchange: layout token_major with strategy flat, which sends one row per expert; "
+          "allowed: rank_dedup, node_gather, node_dedup; fix: take one of these, or "
+          "expert_major");
+    }
+    if (options.weights == WeightMode::at_combine) {
+      refuse(
+          "exchange: layout token_major with weights at_combine, where one row stands for "
+          "several experts; allowed: at_expert, none; fix: apply Plan::topk_weights() where "
+          "the experts' outputs are summed");
+    }
+    if (options.row_alignment != 1) {
+      refuse(
+          fmt::format("exchange: row_alignment = {} with layout token_major; allowed: 1, because "
+                      "rows are not grouped by expert",
+                      options.row_alignment));
+    }
+  }
+  if (options.row_alignment < 1 || options.row_alignment > 0xFFFF) {
+    refuse(
+        fmt::format("exchange: row_alignment = {}; allowed: 1..65535 rows", options.row_alignment));
+  }
+  if (options.extra_bytes < 0 || options.extra_bytes > kMostExtraBytes ||
+      options.extra_bytes % 4 != 0) {
+    refuse(
+        fmt::format("exchange: extra_bytes = {}; allowed: multiples of 4 from 0 to {}; fix: pad "
+                    "what travels with a row",
+                    options.extra_bytes, kMostExtraBytes));
+  }
 }
 
 ExchangeOptions filled_in(const ExchangeOptions& wanted, const RowShape& shape,
@@ -52,16 +107,18 @@ ExchangeOptions filled_in(const ExchangeOptions& wanted, const RowShape& shape,
     refuse(
         fmt::format("exchange: ranges_in_flight = {}; allowed: 1..1024", wanted.ranges_in_flight));
   }
+  check_modes(wanted);
   ExchangeOptions options = wanted;
+  options.row_sources |=
+      wanted.layout == Layout::token_major || wanted.weights == WeightMode::at_expert;
   options.wire_dispatch = wanted.wire_dispatch.value_or(shape.dtype);
   options.wire_combine = wanted.wire_combine.value_or(shape.dtype);
   if (options.fragment_bytes == 0) {
     options.fragment_bytes = static_cast<std::int64_t>(transport.preferred_fragment_bytes());
   }
   if (options.range_tokens == 0) {
-    const std::uint64_t rows =
-        std::min(framing(shape, *options.wire_dispatch, options).rows_per_fragment,
-                 framing(shape, *options.wire_combine, options).rows_per_fragment);
+    const std::uint64_t rows = std::min(dispatch_framing_of(shape, options).rows_per_fragment,
+                                        combine_framing_of(shape, options).rows_per_fragment);
     options.range_tokens = static_cast<std::int64_t>(rows * kFragmentsPerRange);
   }
   return options;
@@ -77,10 +134,13 @@ ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement wher
       shape(row_shape),
       options(filled_in(wanted, row_shape, owner.transport())),
       experts(owner.transport().topology(), placement),
-      dispatch_framing(framing(shape, *options.wire_dispatch, options)),
-      combine_framing(framing(shape, *options.wire_combine, options)),
+      row_owners(owners_of_rows(owner.transport().topology(), experts, options.layout)),
+      dispatch_framing(dispatch_framing_of(shape, options)),
+      combine_framing(combine_framing_of(shape, options)),
       row_bytes(static_cast<std::uint64_t>(shape.hidden) * element_bytes(shape.dtype)),
-      window_stride_bytes(align_row(row_bytes)),
+      extra_offset(options.extra_bytes == 0 ? row_bytes : aligned(row_bytes, kExtraAlignment)),
+      window_stride_bytes(
+          aligned(extra_offset + static_cast<std::uint64_t>(options.extra_bytes), kLineBytes)),
       board(owner, number),
       failures(owner.node_ranks().size()),
       engine_alive_(owner.alive()) {}
@@ -105,6 +165,11 @@ wire::SharedOptions ExchangeState::shared_options(int num_topk) const {
   shared.wire_combine = *options.wire_combine;
   shared.strategy = options.strategy;
   shared.checksum_payload = options.checksum_payload;
+  shared.layout = options.layout;
+  shared.weights = options.weights;
+  shared.row_sources = options.row_sources;
+  shared.row_alignment = static_cast<std::uint16_t>(options.row_alignment);
+  shared.extra_bytes = static_cast<std::uint32_t>(options.extra_bytes);
   return shared;
 }
 
@@ -119,14 +184,19 @@ PlanState::PlanState(ExchangeState& owner, std::uint32_t plan_number, plan::Rank
   for (const int expert : owner.experts.experts_of_rank(rows.rank)) local_experts.push_back(expert);
   const plan::RankTraffic traffic =
       plan::traffic(rows, topology, owner.dispatch_framing, owner.combine_framing);
-  summary.rows_received = rows.num_rows();
+  expert_counts = rows.expert_counts;
+  if (!owner.token_major()) expert_offsets = rows.expert_offsets;
+  summary.rows_received =
+      std::accumulate(rows.expert_counts.begin(), rows.expert_counts.end(), std::int64_t{0});
   summary.window_bytes = static_cast<std::uint64_t>(rows.num_rows()) * owner.window_stride_bytes;
   summary.metadata_bytes = metadata_bytes;
   summary.inter_node_bytes_dispatch = traffic.bytes_out;
   summary.inter_node_bytes_combine = traffic.bytes_back;
   summary.inter_node_rows_dispatch = traffic.rows_out;
   summary.inter_node_rows_combine = traffic.rows_back;
-  summary.inter_socket_bytes_dispatch = traffic.inter_socket_rows * owner.row_bytes;
+  summary.inter_socket_bytes_dispatch =
+      traffic.inter_socket_rows *
+      (owner.row_bytes + static_cast<std::uint64_t>(owner.options.extra_bytes));
 }
 
 }  // namespace ferry::detail

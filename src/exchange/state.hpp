@@ -60,6 +60,11 @@ class PlanState {
   const std::uint64_t placement_version;
   const plan::RankPlan rows;
   std::vector<std::int32_t> local_experts;
+  std::vector<std::int64_t> expert_counts;
+  std::vector<std::int64_t> expert_offsets;
+  RowSources row_sources;
+  std::vector<std::int32_t> topk_idx;
+  std::vector<float> topk_weights;
   PlanSummary summary;
   // Shared with the exchange, which must take back credit of plans that are gone.
   std::shared_ptr<PlanFlow> flow;
@@ -82,9 +87,12 @@ class ExchangeState {
   const RowShape shape;
   const ExchangeOptions options;  ///< defaults filled in
   const plan::ExpertIndex experts;
+  /// What plans are made of: the experts, or with token_major one for each rank.
+  const plan::ExpertIndex row_owners;
   const plan::Framing dispatch_framing;
   const plan::Framing combine_framing;
   const std::uint64_t row_bytes;            ///< of the dtype
+  const std::uint64_t extra_offset;         ///< of the extra bytes in a window's row
   const std::uint64_t window_stride_bytes;  ///< distance of rows in windows
 
   std::uint64_t next_place = 0;  ///< see wire::CallId
@@ -92,6 +100,8 @@ class ExchangeState {
   std::uint64_t metadata_rounds = 0;
 
   wire::SharedOptions shared_options(int num_topk) const;
+  bool weighted() const { return options.weights == WeightMode::at_combine; }
+  bool token_major() const { return options.layout == Layout::token_major; }
 
   NodeBoard board;
   CallOrder order;

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <span>
@@ -97,8 +98,10 @@ std::size_t first_nan(std::span<const float> weights, std::size_t count) {
 /// Splits one routing; lives for one call. Stamps hold token + 1, so that 0 means "not yet".
 class Splitter {
  public:
-  Splitter(const Routing& routing, const ExpertIndex& experts, const Topology& topology)
+  Splitter(const Routing& routing, const ExpertIndex& experts, const Topology& topology,
+           bool with_slots)
       : routing_(routing),
+        with_slots_(with_slots),
         experts_(experts),
         num_topk_(as_size(routing.num_topk)),
         expert_stamp_(as_size(experts.num_experts())),
@@ -144,6 +147,7 @@ class Splitter {
       result_[node].entry_begin.reserve(num_tokens[node] + 1);
       result_[node].columns.reserve(num_entries[node]);
       result_[node].weights.reserve(num_entries[node]);
+      if (with_slots_) result_[node].slots.reserve(num_entries[node]);
     }
     expert_stamp_.assign(expert_stamp_.size(), 0);
     node_stamp_.assign(node_stamp_.size(), 0);
@@ -166,6 +170,7 @@ class Splitter {
     membership.columns.push_back(
         static_cast<std::uint16_t>(experts_.column_of(static_cast<int>(expert))));
     membership.weights.push_back(weight);
+    if (with_slots_) membership.slots.push_back(static_cast<std::uint8_t>(slot));
     membership.entry_begin.back() = entry + 1;
   }
 
@@ -176,6 +181,7 @@ class Splitter {
   }
 
   const Routing& routing_;
+  const bool with_slots_;
   const ExpertIndex& experts_;
   std::size_t num_topk_;
   std::vector<std::uint32_t> expert_stamp_;
@@ -241,10 +247,36 @@ std::optional<std::string> find_routing_error(const Routing& routing, int num_ex
 }
 
 std::vector<Membership> split_by_node(const Routing& routing, const ExpertIndex& experts,
-                                      const Topology& topology) {
-  Splitter splitter(routing, experts, topology);
+                                      const Topology& topology, bool with_slots) {
+  Splitter splitter(routing, experts, topology, with_slots);
   return routing.topk_idx64.empty() ? splitter.split(routing.topk_idx32)
                                     : splitter.split(routing.topk_idx64);
+}
+
+Membership group_by_rank(const Membership& membership, const ExpertIndex& experts,
+                         const Topology& topology, int node) {
+  std::vector<std::uint16_t> place_of_column;
+  for (const int expert : experts.experts_of_node(node)) {
+    place_of_column.push_back(
+        static_cast<std::uint16_t>(topology.local_index(experts.rank_of(expert))));
+  }
+  Membership grouped;
+  grouped.num_tokens = membership.num_tokens;
+  grouped.tokens = membership.tokens;
+  grouped.entry_begin.reserve(membership.entry_begin.size());
+  grouped.columns.reserve(membership.columns.size());
+  for (std::size_t i = 0; i < membership.tokens.size(); ++i) {
+    const auto first = static_cast<std::ptrdiff_t>(grouped.columns.size());
+    for (std::uint32_t e = membership.entry_begin[i]; e < membership.entry_begin[i + 1]; ++e) {
+      grouped.columns.push_back(place_of_column[membership.columns[e]]);
+    }
+    std::sort(grouped.columns.begin() + first, grouped.columns.end());
+    grouped.columns.erase(std::unique(grouped.columns.begin() + first, grouped.columns.end()),
+                          grouped.columns.end());
+    grouped.entry_begin.push_back(static_cast<std::uint32_t>(grouped.columns.size()));
+  }
+  grouped.weights.assign(grouped.columns.size(), 1.0F);
+  return grouped;
 }
 
 std::vector<std::uint32_t> count_columns(const Membership& membership, int num_columns) {

@@ -22,6 +22,7 @@ struct Membership {
   std::vector<std::uint32_t> entry_begin{0};  ///< tokens.size() + 1 values
   std::vector<std::uint16_t> columns;       ///< expert, as its column on the node
   std::vector<float> weights;               ///< one per entry
+  std::vector<std::uint8_t> slots{};        ///< first slot of each entry; empty unless asked for
 
   std::size_t num_entries() const { return columns.size(); }
   bool operator==(const Membership&) const = default;
@@ -34,7 +35,12 @@ std::optional<std::string> find_routing_error(const Routing& routing, int num_ex
 
 /// The memberships of one rank's routing for every node. Requires: find_routing_error found none.
 std::vector<Membership> split_by_node(const Routing& routing, const ExpertIndex& experts,
-                                      const Topology& topology);
+                                      const Topology& topology, bool with_slots = false);
+
+/// The same tokens with one entry per (token, rank), ranks ascending; columns are places of ranks in
+/// the node. What a plan for token_major rows is made of.
+Membership group_by_rank(const Membership& membership, const ExpertIndex& experts,
+                         const Topology& topology, int node);
 
 /// Rows per column that a membership brings.
 std::vector<std::uint32_t> count_columns(const Membership& membership, int num_columns);

@@ -20,6 +20,10 @@ int num_local_experts(const ExpertIndex& experts, int rank) {
   return static_cast<int>(experts.experts_of_rank(rank).size());
 }
 
+std::uint64_t aligned(std::uint64_t row, std::uint64_t alignment) {
+  return (row + alignment - 1) / alignment * alignment;
+}
+
 /// Rows of a source for the experts of one rank.
 std::uint64_t rows_for(const PlanContext& context, int rank, int source,
                        const ColumnCounts& counts) {
@@ -48,7 +52,7 @@ class RowPlaces {
       const std::size_t end = first + as_size(num_local_experts(context.experts, rank));
       for (std::size_t column = first; column < end; ++column) {
         first_row_[column] = row;
-        row += totals[column];
+        row = aligned(row + totals[column], context.row_alignment);
         local_rank_.push_back(static_cast<std::uint32_t>(context.topology.local_index(rank)));
       }
     }
@@ -94,7 +98,8 @@ void set_window(const PlanContext& context, const ColumnCounts& counts, RankPlan
   plan.expert_offsets.reserve(as_size(num_experts) + 1);
   plan.expert_offsets.assign(1, 0);
   for (const std::int64_t count : plan.expert_counts) {
-    plan.expert_offsets.push_back(plan.expert_offsets.back() + count);
+    const auto end = static_cast<std::uint64_t>(plan.expert_offsets.back() + count);
+    plan.expert_offsets.push_back(static_cast<std::int64_t>(aligned(end, context.row_alignment)));
   }
 }
 
@@ -140,6 +145,7 @@ void check_inputs(const PlanContext& context, std::span<const Membership> own,
   const Topology& topology = context.topology;
   const auto num_ranks = as_size(topology.num_ranks());
   FERRY_ASSERT(context.range_tokens > 0, "a range has at least one token");
+  FERRY_ASSERT(context.row_alignment > 0, "rows are aligned to at least one row");
   FERRY_ASSERT(own.size() == as_size(topology.num_nodes()), "{} memberships for {} nodes",
                own.size(), topology.num_nodes());
   FERRY_ASSERT(of_sources.size() == num_ranks, "{} sources for {} ranks", of_sources.size(),

@@ -65,7 +65,7 @@ struct RankPlan {
 
   /// Rows in this rank's window.
   std::vector<std::int64_t> expert_counts;   ///< per local expert, ascending id
-  std::vector<std::int64_t> expert_offsets;  ///< first row of each; the total at the end
+  std::vector<std::int64_t> expert_offsets;  ///< first row of each, aligned; the end after the last
   /// rows_from[i] = rows that the i-th rank of this node writes into my window at dispatch.
   std::vector<std::uint64_t> rows_from;
   /// rows_to[i] = rows that I write into the window of the i-th rank of this node.
@@ -77,12 +77,14 @@ struct RankPlan {
   }
 };
 
-/// Everything a plan depends on besides the routing; the same on all ranks.
+/// Everything a plan depends on besides the routing; the same on all ranks. For token_major rows
+/// `experts` has one expert per rank, and memberships are grouped by rank.
 struct PlanContext {
   const Topology& topology;
   const ExpertIndex& experts;
   Strategy strategy = Strategy::flat;
   std::uint64_t range_tokens = 1;
+  std::uint64_t row_alignment = 1;  ///< each expert's rows start at a multiple of this
 };
 
 /// Row counts of one node: value (source, column) = rows of that source for that column.

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::uint8_t kHasCrc = 0x01;           // fragment flags
 constexpr std::uint8_t kChecksumPayload = 0x01;  // metadata flags
+constexpr std::uint8_t kRowSources = 0x02;
 
 constexpr MessageShape kFragment{MessageType::fragment, "fragment header", kFragmentHeaderBytes,
                                  kFragmentHeaderBytes};
@@ -123,8 +124,9 @@ void encode(const MetadataHeader& header, std::span<std::byte, kMetadataHeaderBy
   const SharedOptions& options = header.options;
   FieldWriter to(out, MessageType::metadata);
   to.put_call(header.call);
-  to.put(options.checksum_payload ? kChecksumPayload : std::uint8_t{0});
-  to.put(std::uint8_t{0});
+  to.put(static_cast<std::uint8_t>((options.checksum_payload ? kChecksumPayload : 0) |
+                                   (options.row_sources ? kRowSources : 0)));
+  to.put_enum(options.layout);
   to.put(options.ranges_in_flight);
   to.put(header.num_failures);
   to.put(header.num_tokens);
@@ -143,6 +145,10 @@ void encode(const MetadataHeader& header, std::span<std::byte, kMetadataHeaderBy
   to.put_enum(options.wire_dispatch);
   to.put_enum(options.wire_combine);
   to.put_enum(options.strategy);
+  to.put_enum(options.weights);
+  to.put(std::uint8_t{0});
+  to.put(options.row_alignment);
+  to.put(options.extra_bytes);
   to.seal();
 }
 
@@ -151,8 +157,10 @@ std::optional<std::string> decode(Bytes bytes, MetadataHeader& out) {
   MetadataHeader header;
   SharedOptions& options = header.options;
   header.call = from.take_call();
-  options.checksum_payload = from.take_flags("flags", kChecksumPayload) != 0;
-  from.require_zero("reserved", from.take<std::uint8_t>());
+  const std::uint8_t flags = from.take_flags("flags", kChecksumPayload | kRowSources);
+  options.checksum_payload = (flags & kChecksumPayload) != 0;
+  options.row_sources = (flags & kRowSources) != 0;
+  options.layout = from.take_enum("layout", Layout::token_major);
   options.ranges_in_flight = from.take<std::uint16_t>();
   header.num_failures = from.take<std::uint16_t>();
   header.num_tokens = from.take<std::uint64_t>();
@@ -171,6 +179,10 @@ std::optional<std::string> decode(Bytes bytes, MetadataHeader& out) {
   options.wire_dispatch = from.take_enum("wire_dispatch", DType::f16);
   options.wire_combine = from.take_enum("wire_combine", DType::f16);
   options.strategy = from.take_enum("strategy", Strategy::node_dedup);
+  options.weights = from.take_enum("weights", WeightMode::none);
+  from.require_zero("reserved", from.take<std::uint8_t>());
+  options.row_alignment = from.take<std::uint16_t>();
+  options.extra_bytes = from.take<std::uint32_t>();
   if (auto error = from.finish()) return error;
   out = header;
   return std::nullopt;

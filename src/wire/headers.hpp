@@ -90,6 +90,11 @@ struct SharedOptions {
   DType wire_combine = DType::f32;
   Strategy strategy = Strategy::flat;
   bool checksum_payload = true;
+  Layout layout = Layout::expert_major;
+  WeightMode weights = WeightMode::at_combine;
+  bool row_sources = false;
+  std::uint16_t row_alignment = 1;
+  std::uint32_t extra_bytes = 0;
   bool operator==(const SharedOptions&) const = default;
 };
 
@@ -107,7 +112,7 @@ struct MetadataHeader {
   std::uint32_t body_crc = 0;    ///< CRC32C
   bool operator==(const MetadataHeader&) const = default;
 };
-inline constexpr std::size_t kMetadataHeaderBytes = 120;
+inline constexpr std::size_t kMetadataHeaderBytes = 128;
 
 struct GrantMessage {
   std::uint32_t generation = 0;

@@ -31,13 +31,15 @@ struct Layout {
   std::uint64_t bytes = 0;
 };
 
-Layout choose_layout(const plan::Membership& membership, int num_columns) {
+Layout choose_layout(const plan::Membership& membership, const MembershipForm& form) {
   const std::uint64_t tokens = membership.tokens.size();
   FERRY_ASSERT(membership.entry_begin.size() == tokens + 1 &&
                    membership.entry_begin.back() == membership.columns.size() &&
                    membership.weights.size() == membership.columns.size(),
                "{} tokens, {} offsets, {} columns, {} weights", tokens,
                membership.entry_begin.size(), membership.columns.size(), membership.weights.size());
+  FERRY_ASSERT(!form.slots || membership.slots.size() == membership.columns.size(),
+               "{} slots for {} columns", membership.slots.size(), membership.columns.size());
   Layout layout;
   const std::uint64_t mask_bytes = bitmask_bytes(membership.num_tokens);
   // A gap takes a byte at least, so that most dense lists are settled without looking at them.
@@ -52,7 +54,9 @@ Layout choose_layout(const plan::Membership& membership, int num_columns) {
   }
   FERRY_ASSERT(max_count <= kMaxCount, "a token has {} entries", max_count);
   if (max_count <= kMaxNibble) layout.flags |= kNibbleCounts;
-  if (num_columns > kMaxNarrowColumns) layout.flags |= kWideColumns;
+  if (form.num_columns > kMaxNarrowColumns) layout.flags |= kWideColumns;
+  if (form.slots) layout.flags |= kSlots;
+  if (!form.weights) layout.flags |= kNoWeights;
   layout.bytes = kMembershipPrefixBytes + layout.token_bytes + count_bytes(tokens, layout.flags) +
                  membership.columns.size() * entry_bytes(layout.flags);
   return layout;
@@ -105,21 +109,22 @@ std::byte* store_columns(std::byte* at, const std::vector<std::uint16_t>& column
 
 }  // namespace
 
-std::uint64_t encoded_membership_bytes(const plan::Membership& membership, int num_columns) {
-  return choose_layout(membership, num_columns).bytes;
+std::uint64_t encoded_membership_bytes(const plan::Membership& membership,
+                                       const MembershipForm& form) {
+  return choose_layout(membership, form).bytes;
 }
 
-void encode_membership(const plan::Membership& membership, int num_columns,
+void encode_membership(const plan::Membership& membership, const MembershipForm& form,
                        std::vector<std::byte>& out) {
   FERRY_ASSERT_SLOW(std::all_of(membership.columns.begin(), membership.columns.end(),
-                                [&](int column) { return column < num_columns; }),
-                    "a column is not below {}", num_columns);
+                                [&](int column) { return column < form.num_columns; }),
+                    "a column is not below {}", form.num_columns);
   FERRY_ASSERT_SLOW(std::adjacent_find(membership.tokens.begin(), membership.tokens.end(),
                                        std::greater_equal<>()) == membership.tokens.end(),
                     "tokens do not ascend");
   FERRY_ASSERT(membership.tokens.empty() || membership.tokens.back() < membership.num_tokens,
                "token {} of {}", membership.tokens.back(), membership.num_tokens);
-  const Layout layout = choose_layout(membership, num_columns);
+  const Layout layout = choose_layout(membership, form);
   const std::size_t before = out.size();
   out.resize(before + layout.bytes);
   std::byte* at = out.data() + before;
@@ -128,7 +133,10 @@ void encode_membership(const plan::Membership& membership, int num_columns,
   at = store_tokens(at, membership, layout);
   at = store_counts(at, membership, layout.flags);
   at = store_columns(at, membership.columns, layout.flags);
-  at = store_block(at, membership.weights.data(), membership.weights.size() * sizeof(float));
+  if (form.slots) at = store_block(at, membership.slots.data(), membership.slots.size());
+  if (form.weights) {
+    at = store_block(at, membership.weights.data(), membership.weights.size() * sizeof(float));
+  }
   FERRY_ASSERT(at == out.data() + out.size(), "wrote {} bytes of {}", at - out.data() - before,
                layout.bytes);
 }

@@ -31,6 +31,7 @@ class Decoder {
     if (auto error = read_counts()) return error;
     read_columns();
     if (auto error = check_columns()) return error;
+    if (auto error = read_slots()) return error;
     return read_weights();
   }
 
@@ -43,6 +44,7 @@ class Decoder {
   std::optional<std::string> read_counts();
   void read_columns();
   std::optional<std::string> check_columns() const;
+  std::optional<std::string> read_slots();
   std::optional<std::string> read_weights();
 
   /// Refuses a number of tokens for which the bytes that are left cannot hold one entry each.
@@ -89,11 +91,19 @@ std::optional<std::string> Decoder::read_prefix() {
     return fmt::format("membership: flags are {:#04x}; expected only bits of {:#04x}", flags_,
                        kAllFlags);
   }
-  if (((flags_ & kWideColumns) != 0) != (limits_.num_columns > kMaxNarrowColumns)) {
+  if (((flags_ & kSlots) != 0) != limits_.form.slots ||
+      ((flags_ & kNoWeights) == 0) != limits_.form.weights) {
+    return fmt::format(
+        "membership: slots are {}sent and weights are {}sent; expected slots {} and weights {}, "
+        "from the options",
+        (flags_ & kSlots) != 0 ? "" : "not ", (flags_ & kNoWeights) == 0 ? "" : "not ",
+        limits_.form.slots, limits_.form.weights);
+  }
+  if (((flags_ & kWideColumns) != 0) != (limits_.form.num_columns > kMaxNarrowColumns)) {
     return fmt::format(
         "membership: columns take {} bytes; expected 1 up to {} columns, else 2; "
         "this node has {}",
-        (flags_ & kWideColumns) != 0 ? 2 : 1, kMaxNarrowColumns, limits_.num_columns);
+        (flags_ & kWideColumns) != 0 ? 2 : 1, kMaxNarrowColumns, limits_.form.num_columns);
   }
   take_block(kMembershipPrefixBytes);
   return std::nullopt;
@@ -196,7 +206,7 @@ std::optional<std::string> Decoder::read_counts() {
                        rest_.size(), entries, entries * entry_bytes(flags_));
   }
   result_.columns.resize(entries);
-  result_.weights.resize(entries);
+  result_.weights.assign(entries, 1.0F);
   return std::nullopt;
 }
 
@@ -215,7 +225,7 @@ void Decoder::read_columns() {
 
 std::optional<std::string> Decoder::check_columns() const {
   const std::uint16_t* columns = result_.columns.data();
-  const auto num_columns = static_cast<std::uint32_t>(std::max(limits_.num_columns, 0));
+  const auto num_columns = static_cast<std::uint32_t>(std::max(limits_.form.num_columns, 0));
   // last_user[c] = 1 + place of the last token that named column c.
   std::vector<std::uint32_t> last_user(result_.columns.empty() ? 0 : num_columns);
   for (std::uint32_t i = 0; i < result_.tokens.size(); ++i) {
@@ -235,9 +245,28 @@ std::optional<std::string> Decoder::check_columns() const {
   return std::nullopt;
 }
 
+std::optional<std::string> Decoder::read_slots() {
+  const std::size_t entries = result_.columns.size();
+  if (!limits_.form.slots || entries == 0) return std::nullopt;
+  result_.slots.resize(entries);
+  std::memcpy(result_.slots.data(), take_block(entries), entries);
+  for (std::size_t i = 0; i < result_.tokens.size(); ++i) {
+    int next = 0;
+    for (std::uint32_t e = result_.entry_begin[i]; e < result_.entry_begin[i + 1]; ++e) {
+      const int slot = result_.slots[e];
+      if (slot < next || slot >= limits_.num_topk) {
+        return fmt::format("membership: token {} has an entry in slot {}; expected {}..{}",
+                           result_.tokens[i], slot, next, limits_.num_topk - 1);
+      }
+      next = slot + 1;
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<std::string> Decoder::read_weights() {
   const std::size_t entries = result_.weights.size();
-  if (entries == 0) return std::nullopt;
+  if (entries == 0 || !limits_.form.weights) return std::nullopt;
   std::memcpy(result_.weights.data(), take_block(entries * sizeof(float)), entries * sizeof(float));
   // Counted first, found after: a loop without an exit is a few SIMD instructions.
   std::uint32_t nans = 0;

@@ -37,6 +37,11 @@ std::optional<std::string> find_difference(const SharedOptions& a, int rank_a,
   compare("num_experts", a.num_experts, b.num_experts, number);
   compare("num_topk", a.num_topk, b.num_topk, number);
   compare("strategy", a.strategy, b.strategy, name_of);
+  compare("layout", a.layout, b.layout, name_of);
+  compare("weights", a.weights, b.weights, name_of);
+  compare("row_alignment", a.row_alignment, b.row_alignment, number);
+  compare("extra_bytes", a.extra_bytes, b.extra_bytes, number);
+  compare("row_sources", a.row_sources, b.row_sources, number);
   compare("wire_dispatch", a.wire_dispatch, b.wire_dispatch, name_of);
   compare("wire_combine", a.wire_combine, b.wire_combine, name_of);
   compare("fragment_bytes", a.fragment_bytes, b.fragment_bytes, number);

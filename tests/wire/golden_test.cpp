@@ -30,7 +30,7 @@ TEST(Golden, MetadataHeader) {
                                                  "88 77 66 55 44 33 22 11"  // place
                                                  "02 00 00 00 03 00 00 00"  // generation, exchange
                                                  "04 00 00 00 0e 00 00 00"  // plan, ordinal
-                                                 "00 00 01 00"  // kind, call flags; flags, reserved
+                                                 "00 00 03 01"  // kind, call flags; flags, layout
                                                  "03 00 0e 0f"  // ranges in flight, failures
                                                  "00 10 00 00 00 00 00 00"  // num_tokens
                                                  "05 04 03 02 01 00 00 00"  // body bytes
@@ -42,7 +42,9 @@ TEST(Golden, MetadataHeader) {
                                                  "00 01 00 00 08 00 00 00"  // experts, top-k
                                                  "00 f0 00 00 00 02 00 00"  // fragment, range
                                                  "01 02 00 03"              // dtypes, strategy
-                                                 "51 14 53 96"));           // header crc
+                                                 "02 00 01 02"  // weights, reserved; alignment
+                                                 "0c 00 00 00"              // extra bytes
+                                                 "e2 12 98 19"));           // header crc
 }
 
 TEST(Golden, GrantMessage) {

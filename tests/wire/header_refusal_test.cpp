@@ -122,9 +122,11 @@ TEST(HeaderRefusal, FieldsOfFragments) {
 TEST(HeaderRefusal, FieldsOfMetadata) {
   using Header = MetadataHeader;
   EXPECT_EQ(refusal_with<Header>(32, 6), "metadata header: kind is 6; expected 0..5");
-  EXPECT_EQ(refusal_with<Header>(35, 1), "metadata header: reserved is 1; expected 0");
-  EXPECT_EQ(refusal_with<Header>(34, 2),
-            "metadata header: flags is 0x02; expected only bits of 0x01");
+  EXPECT_EQ(refusal_with<Header>(34, 4),
+            "metadata header: flags is 0x04; expected only bits of 0x03");
+  EXPECT_EQ(refusal_with<Header>(35, 2), "metadata header: layout is 2; expected 0..1");
+  EXPECT_EQ(refusal_with<Header>(116, 3), "metadata header: weights is 3; expected 0..2");
+  EXPECT_EQ(refusal_with<Header>(117, 1), "metadata header: reserved is 1; expected 0");
   EXPECT_EQ(refusal_with<Header>(112, 3), "metadata header: dtype is 3; expected 0..2");
   EXPECT_EQ(refusal_with<Header>(113, 3), "metadata header: wire_dispatch is 3; expected 0..2");
   EXPECT_EQ(refusal_with<Header>(114, 3), "metadata header: wire_combine is 3; expected 0..2");

@@ -60,7 +60,12 @@ TEST(Headers, RandomValuesComeBack) {
                                 dtype(),
                                 dtype(),
                                 static_cast<Strategy>(rng() % 4),
-                                rng() % 2 == 0};
+                                rng() % 2 == 0,
+                                static_cast<Layout>(rng() % 2),
+                                static_cast<WeightMode>(rng() % 3),
+                                rng() % 2 == 0,
+                                static_cast<std::uint16_t>(rng()),
+                                u32()};
     expect_round_trip(MetadataHeader{call, u32(), static_cast<std::uint16_t>(rng()), rng(), options,
                                      rng(), u32()});
     expect_round_trip(GrantMessage{u32(), grant});

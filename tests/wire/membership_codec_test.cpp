@@ -14,8 +14,8 @@ constexpr std::uint64_t kSeed = 31337;
 
 void expect_round_trip(const plan::Membership& membership, const MembershipLimits& limits) {
   std::vector<std::byte> bytes(3, std::byte{0x55});  // appended to, not replaced
-  encode_membership(membership, limits.num_columns, bytes);
-  ASSERT_EQ(bytes.size(), 3 + encoded_membership_bytes(membership, limits.num_columns));
+  encode_membership(membership, limits.form, bytes);
+  ASSERT_EQ(bytes.size(), 3 + encoded_membership_bytes(membership, limits.form));
   ASSERT_EQ(bytes[2], std::byte{0x55});
   const ExactBytes exact(std::span<const std::byte>(bytes).subspan(3));
   plan::Membership decoded;
@@ -25,6 +25,7 @@ void expect_round_trip(const plan::Membership& membership, const MembershipLimit
   EXPECT_EQ(decoded.tokens, membership.tokens);
   EXPECT_EQ(decoded.entry_begin, membership.entry_begin);
   EXPECT_EQ(decoded.columns, membership.columns);
+  EXPECT_EQ(decoded.slots, membership.slots);
   ASSERT_EQ(decoded.weights.size(), membership.weights.size());
   // Bits, so that -0 and 0 are not the same.
   EXPECT_TRUE(decoded.weights.empty() ||
@@ -45,6 +46,18 @@ TEST(MembershipCodec, EveryTopk) {
     for (const double density : {0.02, 0.5, 1.0}) {
       expect_random_round_trip({.num_tokens = 257, .num_topk = num_topk, .num_columns = 64,
                                 .density = density}, rng);
+    }
+  }
+}
+
+TEST(MembershipCodec, SlotsAndWeightsAreThereWhenAskedFor) {
+  std::mt19937_64 rng(kSeed);
+  for (const int num_topk : {1, 2, 8, 64}) {
+    for (const bool slots : {false, true}) {
+      for (const bool weights : {false, true}) {
+        expect_random_round_trip({.num_tokens = 100, .num_topk = num_topk, .num_columns = 300,
+                                  .slots = slots, .weights = weights}, rng);
+      }
     }
   }
 }
@@ -107,7 +120,7 @@ TEST(MembershipCodec, TokenListTakesTheSmallerForm) {
       const std::uint64_t n = membership.tokens.size();
       gap_bytes += n < 128 ? 1 : n < 16384 ? 2 : 3;
       const std::uint64_t token_bytes = std::min<std::uint64_t>((num_tokens + 7) / 8, gap_bytes);
-      EXPECT_EQ(encoded_membership_bytes(membership, 1), 2 + token_bytes + (n + 1) / 2 + 5 * n)
+      EXPECT_EQ(encoded_membership_bytes(membership, {.num_columns = 1}), 2 + token_bytes + (n + 1) / 2 + 5 * n)
           << num_tokens << " tokens, every " << step;
       expect_round_trip(membership, {num_tokens, 1, 1});
     }
@@ -125,7 +138,7 @@ TEST(MembershipCodec, CountsTakeFourBitsUpToFifteen) {
       membership.entry_begin.push_back(static_cast<std::uint32_t>(membership.columns.size()));
     }
     membership.weights.assign(membership.columns.size(), 1.0F);
-    EXPECT_EQ(encoded_membership_bytes(membership, 64),
+    EXPECT_EQ(encoded_membership_bytes(membership, {.num_columns = 64}),
               2 + 2 + (most < 16 ? 5U : 10U) + 5 * (9 + most)) << most;
     expect_round_trip(membership, {10, 64, 64});
   }
@@ -140,7 +153,7 @@ TEST(MembershipCodec, SmallBatchStaysSmall) {
     membership.entry_begin.push_back(8 * (token + 1));
   }
   membership.weights.assign(64, 0.125F);
-  EXPECT_EQ(encoded_membership_bytes(membership, 128), 2U + 1U + 4U + 64U * 5U);
+  EXPECT_EQ(encoded_membership_bytes(membership, {.num_columns = 128}), 2U + 1U + 4U + 64U * 5U);
 }
 
 }  // namespace

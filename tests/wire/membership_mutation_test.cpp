@@ -17,10 +17,11 @@ constexpr int kMutations = 100'000;
 
 /// Independent of the decoder's own checks.
 bool is_within(const plan::Membership& membership, const MembershipLimits& limits) {
-  const auto& [num_tokens, tokens, entry_begin, columns, weights] = membership;
+  const auto& [num_tokens, tokens, entry_begin, columns, weights, slots] = membership;
   if (num_tokens != limits.num_tokens || entry_begin.size() != tokens.size() + 1 ||
       entry_begin.front() != 0 || entry_begin.back() != columns.size() ||
-      columns.size() != weights.size()) {
+      columns.size() != weights.size() ||
+      slots.size() != (limits.form.slots ? columns.size() : 0)) {
     return false;
   }
   for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -30,7 +31,11 @@ bool is_within(const plan::Membership& membership, const MembershipLimits& limit
     if (count > static_cast<std::uint32_t>(limits.num_topk)) return false;
     const std::set<int> distinct(columns.begin() + entry_begin[i],
                                  columns.begin() + entry_begin[i + 1]);
-    if (distinct.size() != count || *distinct.rbegin() >= limits.num_columns) return false;
+    if (distinct.size() != count || *distinct.rbegin() >= limits.form.num_columns) return false;
+    for (std::uint32_t e = entry_begin[i]; limits.form.slots && e < entry_begin[i + 1]; ++e) {
+      if (slots[e] >= limits.num_topk) return false;
+      if (e > entry_begin[i] && slots[e] <= slots[e - 1]) return false;
+    }
   }
   for (const float weight : weights) {
     if (std::isnan(weight)) return false;
@@ -71,8 +76,10 @@ TEST(MembershipMutation, NothingOutOfRangeIsAccepted) {
     const MembershipShape shape{.num_tokens = rng() % 80,
                                 .num_topk = 1 + static_cast<int>(rng() % (i % 3 == 0 ? 40 : 8)),
                                 .num_columns = 1 + static_cast<int>(rng() % 400),
-                                .density = static_cast<double>(rng() % 5) / 4};
-    auto bytes = encoded(random_membership(shape, rng), shape.num_columns);
+                                .density = static_cast<double>(rng() % 5) / 4,
+                                .slots = i % 2 == 0,
+                                .weights = i % 3 != 0};
+    auto bytes = encoded(random_membership(shape, rng), shape.form());
     for (auto n = 1 + rng() % 3; n > 0; --n) mutate(bytes, rng);
     const ExactBytes exact(bytes);
     plan::Membership decoded;

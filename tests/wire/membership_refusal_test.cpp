@@ -22,7 +22,7 @@ std::string refusal(std::string_view hex, const MembershipLimits& limits) {
   return refusal(from_hex(hex), limits);
 }
 
-const MembershipLimits kTen{.num_tokens = 10, .num_topk = 2, .num_columns = 6};
+const MembershipLimits kTen{.num_tokens = 10, .num_topk = 2, .form = {.num_columns = 6}};
 // Tokens 1, 2 and 9 with 1, 2 and 1 entries: the base that each case below changes.
 constexpr std::string_view kWeights = "00 00 80 3f 00 00 00 3f 00 00 00 c0 00 00 80 3e";
 
@@ -38,7 +38,8 @@ TEST(MembershipRefusal, VersionAndFlags) {
   EXPECT_EQ(refusal(with_weights("02 03 06 02 21 01 03 00 05 01"), kTen),
             "membership: version is 2; expected 1; fix: run one version of Ferry on all ranks");
   EXPECT_EQ(refusal(with_weights("01 0b 06 02 21 01 03 00 05 01"), kTen),
-            "membership: flags are 0x0b; expected only bits of 0x07");
+            "membership: slots are sent and weights are sent; expected slots false and weights true, "
+            "from the options");
   EXPECT_EQ(refusal(with_weights("01 07 06 02 21 01 03 00 00 00 05 00 01 00"), kTen),
             "membership: columns take 2 bytes; expected 1 up to 256 columns, else 2; this node has "
             "6");

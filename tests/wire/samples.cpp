@@ -56,7 +56,12 @@ MetadataHeader sample_metadata() {
                   .wire_dispatch = DType::f16,
                   .wire_combine = DType::f32,
                   .strategy = Strategy::node_dedup,
-                  .checksum_payload = true},
+                  .checksum_payload = true,
+                  .layout = Layout::token_major,
+                  .weights = WeightMode::none,
+                  .row_sources = true,
+                  .row_alignment = 0x0201,
+                  .extra_bytes = 12},
       .body_bytes = 0x0102030405,
       .body_crc = 0xCAFEF00D,
   };
@@ -102,16 +107,25 @@ plan::Membership random_membership(const MembershipShape& shape, std::mt19937_64
       if ((bits & 0x7F800000) == 0x7F800000) bits &= 0xFF800000;
       float weight;
       std::memcpy(&weight, &bits, sizeof(weight));
-      membership.weights.push_back(weight);
+      membership.weights.push_back(shape.weights ? weight : 1.0F);
+    }
+    if (shape.slots) {
+      // Ascending, with gaps where there is room for them.
+      int next = 0;
+      for (int i = 0; i < count; ++i) {
+        next +=
+            static_cast<int>(rng() % static_cast<unsigned>(shape.num_topk - next - count + i + 1));
+        membership.slots.push_back(static_cast<std::uint8_t>(next++));
+      }
     }
     membership.entry_begin.push_back(static_cast<std::uint32_t>(membership.columns.size()));
   }
   return membership;
 }
 
-std::vector<std::byte> encoded(const plan::Membership& membership, int num_columns) {
+std::vector<std::byte> encoded(const plan::Membership& membership, const MembershipForm& form) {
   std::vector<std::byte> bytes;
-  encode_membership(membership, num_columns, bytes);
+  encode_membership(membership, form, bytes);
   return bytes;
 }
 

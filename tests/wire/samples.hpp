@@ -64,12 +64,18 @@ struct MembershipShape {
   int num_topk = 1;
   int num_columns = 1;
   double density = 0.5;  ///< share of the tokens that come
+  bool slots = false;
+  bool weights = true;
 
-  MembershipLimits limits() const { return {num_tokens, num_topk, num_columns}; }
+  MembershipForm form() const { return {num_columns, slots, weights}; }
+  MembershipLimits limits() const { return {num_tokens, num_topk, form()}; }
 };
 plan::Membership empty_membership(std::uint64_t num_tokens);
 plan::Membership random_membership(const MembershipShape& shape, std::mt19937_64& rng);
 
-std::vector<std::byte> encoded(const plan::Membership& membership, int num_columns);
+std::vector<std::byte> encoded(const plan::Membership& membership, const MembershipForm& form);
+inline std::vector<std::byte> encoded(const plan::Membership& membership, int num_columns) {
+  return encoded(membership, MembershipForm{.num_columns = num_columns});
+}
 
 }  // namespace ferry::wire::test
