@@ -101,6 +101,12 @@ class ExpertRows : public WindowRows {
   std::int64_t extra_bytes_;
 };
 
+/// What plan_and_dispatch gives.
+struct Dispatched {
+  Plan plan;
+  ExpertRows rows;
+};
+
 /// Where the experts' outputs are best written: combine then reads them in place.
 class OutputRows : public WindowRows {
  public:
@@ -130,6 +136,10 @@ class Exchange {
   ///           on every rank
   Plan plan(const Routing& routing);
   Pending<Plan> start_plan(const Routing& routing);
+  /// The plan of a dispatch that was started by start_gather.
+  /// Errors: also invalid_argument when num_tokens differs from the rows of its x
+  Plan plan(const Routing& routing, Pending<ExpertRows>& gathering);
+  Pending<Plan> start_plan(const Routing& routing, Pending<ExpertRows>& gathering);
 
   /// Sends every token to the ranks that hold its experts.
   /// Shapes:   x [num_tokens, hidden], the exchange's dtype; extra [num_tokens x extra_bytes]
@@ -140,6 +150,23 @@ class Exchange {
   ExpertRows dispatch(const Plan& plan, ConstMatrix x, std::span<const std::byte> extra = {});
   Pending<ExpertRows> start_dispatch(const Plan& plan, ConstMatrix x,
                                      std::span<const std::byte> extra = {});
+
+  /// Starts a dispatch before routing is known: with node_gather every token goes to every node,
+  /// whatever the routing. A later plan(routing, gathering) takes it up, and gathering.wait() gives
+  /// the rows. Rows of other ranks are staged until then, up to gather_staging_bytes on each rank.
+  /// Shapes:   as dispatch
+  /// Requires: all ranks start it; each takes it up with its next plan of that kind, in order
+  /// Errors:   unsupported for other strategies; else as plan and dispatch
+  Pending<ExpertRows> start_gather(ConstMatrix x, std::span<const std::byte> extra = {});
+
+  /// plan and dispatch in one call, for small batches: up to 64 KiB of payload per node leave with
+  /// the metadata, without waiting for the plan.
+  /// Shapes:   x [num_tokens of the routing, hidden]
+  /// Errors:   as plan and dispatch
+  Dispatched plan_and_dispatch(const Routing& routing, ConstMatrix x,
+                               std::span<const std::byte> extra = {});
+  Pending<Dispatched> start_plan_and_dispatch(const Routing& routing, ConstMatrix x,
+                                              std::span<const std::byte> extra = {});
 
   /// Memory of this rank's window for the experts' outputs, one row per expert row. Never waits.
   /// Errors: limit_exceeded, with the holders of the pool
@@ -172,6 +199,8 @@ struct TransportLimits {
   double deadline_s = 300;                          ///< since a peer's last sign of life
   std::uint64_t pool_limit_bytes = 64ULL << 30;     ///< window slots of this rank
   std::uint64_t metadata_limit_bytes = 1ULL << 30;  ///< one metadata message
+  /// Rows that start_gather stages on this rank before their plan, split over their sources.
+  std::uint64_t gather_staging_bytes = 64ULL << 20;
 };
 void set_limits(Transport& transport, const TransportLimits& limits);
 

@@ -26,11 +26,12 @@ class PendingBase {
   /// lies in a window only when done() is true, because peers may still read it.
   void cancel(const std::string& reason);
 
+  Operation& operation() const { return *operation_; }
+
  protected:
   explicit PendingBase(std::shared_ptr<Operation> operation);
   /// Waits, then throws the operation's error if it failed.
   void finish();
-  Operation& operation() const { return *operation_; }
 
  private:
   // Shared by this handle and the engine, which drives it until all duties to peers are done.

@@ -6,8 +6,8 @@
 
 namespace ferry {
 
-/// Where the rows of a window come from, one value per row. Alignment rows have rank, token and slot
-/// -1 and weight 0.
+/// Where the rows of a window come from, one value per row. Alignment rows have rank, token and
+/// slot -1 and weight 0.
 struct RowSources {
   std::vector<std::int32_t> rank;
   std::vector<std::int64_t> token;   ///< of that rank

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "exchange/dispatch.hpp"
 #include "exchange/engine.hpp"
 
 namespace ferry::detail {
@@ -59,8 +60,8 @@ void Engine::refuse_message(int source, const std::string& why) {
 void Engine::refuse_call(ExchangeState& exchange, const wire::CallId& call,
                          const std::string& why) {
   const Poison poison{call, Error(ErrorCode::corrupt_message, why)};
-  apply(exchange, poison);
   broadcast(exchange, poison);
+  apply(exchange, poison);
 }
 
 void Engine::handle_fragment(Arrival arrival) {
@@ -110,7 +111,17 @@ void Engine::deliver_fragment(ExchangeState& exchange, int source, ArrivedFragme
   if (!check_order(exchange, header.call, source)) return;
   const auto known = exchange.plans.find(header.call.plan);
   if (known == exchange.plans.end()) {
-    if (is_coming(exchange, header.call.plan)) {
+    DispatchOperation* const early = find_early(exchange, header.call.plan);
+    if (early != nullptr && early->takes_fragments() &&
+        wire::same_call(header.call, early->call())) {
+      const wire::FragmentHeader copy = header;
+      if (early->early()->stage(*early, source, std::move(fragment))) return;
+      refuse_call(exchange, copy.call,
+                  unusable(rank(), source,
+                           fmt::format("fragment {} before plan {} came out of turn or without "
+                                       "credit",
+                                       copy.index, copy.call.plan)));
+    } else if (is_coming(exchange, header.call.plan)) {
       exchange.early.push_back({source, header.call.plan, std::move(fragment), {}});
     }
     return;
@@ -142,19 +153,20 @@ bool Engine::is_coming(const ExchangeState& exchange, std::uint32_t plan) {
   if (plan >= exchange.next_plan) return true;
   return std::ranges::any_of(exchange.calls, [plan](const auto& call) {
     const Operation& operation = *call.second;
-    return wire::opens_plan(operation.call().kind) && operation.call().plan == plan &&
-           operation.running();
+    return operation.call().plan == plan && operation.running() && !operation.plan();
   });
 }
 
 // True while no rank is known to have made another call at the same place.
 bool Engine::check_order(ExchangeState& exchange, const wire::CallId& call, int source) {
   if (exchange.failures.order_lost()) return true;
-  const CallOrder::Entry* const other = exchange.order.note(call, source);
+  const CallOrder::Entry* const other = source == rank()
+                                            ? exchange.order.note_own(call, source)
+                                            : exchange.order.note_foreign(call, source);
   if (other == nullptr) return true;
   const Poison poison{call, different_calls(other->call, other->rank, call, source)};
-  apply(exchange, poison);
   broadcast(exchange, poison);
+  apply(exchange, poison);
   return false;
 }
 
@@ -163,8 +175,8 @@ bool Engine::read_boards() {
   for (const auto& [id, weak] : exchanges_) {
     const std::shared_ptr<ExchangeState> exchange = weak.lock();
     if (!exchange) continue;
-    advanced |= exchange->board.flush();
-    while (const auto unread = exchange->board.read()) {
+    advanced |= exchange->board->flush();
+    while (const auto unread = exchange->board->peek()) {
       advanced = true;
       const Notice& notice = unread->notice;
       switch (notice.kind) {
@@ -174,8 +186,13 @@ bool Engine::read_boards() {
           exchange->failures.mark_left(notice.call.plan, unread->local_rank);
           break;
       }
+      exchange->board->acknowledge(*unread);
     }
   }
+  std::erase_if(closing_, [](const std::unique_ptr<NodeBoard>& board) {
+    board->flush();
+    return !board->has_backlog();
+  });
   return advanced;
 }
 
@@ -193,7 +210,7 @@ bool Engine::is_wanted(const ExchangeState& exchange, const wire::CallId& call) 
     return wire::same_call(entry.second->call(), call) && entry.second->running();
   });
   if (running) return true;
-  if (wire::opens_plan(call.kind)) return call.plan >= exchange.next_plan;
+  if (wire::opens_plan(call.kind)) return is_coming(exchange, call.plan);
   const auto known = exchange.plans.find(call.plan);
   if (known == exchange.plans.end()) return is_coming(exchange, call.plan);
   return known->second.flow && call.ordinal >= known->second.flow->kind(call.kind).next_ordinal;
@@ -202,14 +219,23 @@ bool Engine::is_wanted(const ExchangeState& exchange, const wire::CallId& call) 
 void Engine::apply_grant(ExchangeState& exchange, int source, const wire::Grant& grant) {
   const auto known = exchange.plans.find(grant.plan);
   if (known == exchange.plans.end()) {
-    if (is_coming(exchange, grant.plan)) {
+    DispatchOperation* const early = find_early(exchange, grant.plan);
+    if (early != nullptr && grant.kind == wire::OpKind::dispatch && grant.ordinal == 0) {
+      early->early()->take_grant(source, grant);
+    } else if (is_coming(exchange, grant.plan)) {
       exchange.early.push_back({source, grant.plan, std::nullopt, grant});
     }
     return;
   }
   if (!known->second.flow) return;
   if (grant.kind != wire::OpKind::dispatch && grant.kind != wire::OpKind::combine) return;
-  LaneOutbox* const outbox = known->second.flow->kind(grant.kind).outbox_of(source);
+  KindFlow& flow = known->second.flow->kind(grant.kind);
+  LaneOutbox* const outbox = flow.outbox_of(source);
+  if (flow.generous_grants && grant.ordinal == 0) {
+    if (outbox == nullptr || outbox->ordinal != 0) return;
+    outbox->granted = std::max(outbox->granted, std::min(grant.fragments, outbox->total));
+    return;
+  }
   if (outbox == nullptr || grant.fragments > outbox->total) {
     refuse_message(source,
                    fmt::format("a grant of {} fragments for plan {}, which has no such lane",

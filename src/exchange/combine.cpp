@@ -102,7 +102,8 @@ bool CombineOperation::copy_y() {
 
 bool CombineOperation::show_window() {
   if (shown_ || copied_rows_ < y_.rows) return false;
-  shown_ = engine().publish(*this, lease_->slot(), plan()->summary.window_bytes);
+  shown_ =
+      engine().publish(*this, lease_->slot(), plan()->summary.window_bytes, plan()->rows.rows_from);
   if (shown_) turn_ = lease_->slot().turn;
   return shown_;
 }
@@ -282,7 +283,7 @@ int CombineOperation::missing_reader() const {
     if (rows_from[local] == 0) continue;
     if (transport.reached(slot.layout.released(slot.base, local).value, turn_)) continue;
     // After a failure readers give up instead of reading to the end.
-    if (failing() && exchange().failures.has_left(call().plan, local)) continue;
+    if (failing() && exchange().has_left(call().plan, local)) continue;
     return engine().node_ranks()[local];
   }
   return -1;
@@ -290,7 +291,10 @@ int CombineOperation::missing_reader() const {
 
 WaitTarget CombineOperation::waits_for() const {
   if (failing()) return {shown_ ? missing_reader() : -1, Phase::outputs_read};
-  if (!shown_) return lease_ ? engine().slot_holder(lease_->slot()) : WaitTarget{};
+  if (!shown_) {
+    if (lease_ && lease_->slot().shown) return engine().slot_holder(lease_->slot());
+    return {engine().slow_reader(*this, plan()->rows.rows_from), Phase::earlier_call};
+  }
   if (const int rank = windows_.missing_rank(*this); rank >= 0) return {rank, Phase::outputs};
   if (const int rank = senders_.starved_peer(*flow_, call().ordinal); rank >= 0) {
     return {rank, Phase::credit};

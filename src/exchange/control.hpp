@@ -1,9 +1,9 @@
 #pragma once
 // The words that ranks of a node share for one exchange: one block per rank, written by its owner
 // and read by the others. Zero-filled memory is a valid start. What stands in it is told in
-// notices: a ring that every rank of the node reads in order.
+// notices: one ring for each other rank of the node, which reads it in order.
 // Invariants:
-//   1. A notice, or a text, is written again only after every rank has read the old one.
+//   1. A notice, or a text, is written again only after its reader has read the old one.
 //   2. Plain fields are written before, and read after, the count that covers them.
 
 #include <atomic>
@@ -15,7 +15,9 @@
 namespace ferry::detail {
 
 inline constexpr std::uint64_t kNotices = 64;
-inline constexpr std::uint64_t kTexts = 8;
+inline constexpr std::uint64_t kTexts = 2;
+/// What a rank has read when it will never read again.
+inline constexpr std::uint64_t kGone = ~0ULL;
 
 /// A flag on a cache line of its own.
 struct alignas(64) Line {
@@ -25,7 +27,7 @@ struct alignas(64) Line {
 enum class NoticeKind : std::uint8_t {
   window,   ///< where the slot of a call is: rows to be written, outputs or metadata to be read
   refusal,  ///< a call was refused; its text follows
-  left,     ///< this rank touches nothing of a failed plan any more, and never will again
+  left,     ///< this rank touches nothing of a failed plan any more, and starts nothing on it
 };
 
 /// What a rank tells the others of its node about one call.
@@ -45,40 +47,46 @@ struct RefusalText {
   char text[wire::kPoisonTextBytes];
 };
 
+/// Notices for one reader.
+struct NoticeRing {
+  Line count;
+  Notice notices[kNotices];
+  alignas(64) RefusalText texts[kTexts];
+};
+
 /// The block of one rank, seen through its address.
 class ControlBlock {
  public:
   static std::uint64_t bytes(int node_size) {
-    return sizeof(Fixed) + static_cast<std::uint64_t>(node_size) * sizeof(Line);
+    return sizeof(Fixed) +
+           static_cast<std::uint64_t>(node_size) * (sizeof(NoticeRing) + sizeof(Line));
   }
 
   ControlBlock() = default;
-  explicit ControlBlock(std::byte* base)
+  ControlBlock(std::byte* base, int node_size)
       : fixed_(reinterpret_cast<Fixed*>(base)),
-        notices_read_(reinterpret_cast<Line*>(base + sizeof(Fixed))) {}
+        rings_(reinterpret_cast<NoticeRing*>(base + sizeof(Fixed))),
+        notices_read_(reinterpret_cast<Line*>(rings_ + node_size)) {}
 
   explicit operator bool() const { return fixed_ != nullptr; }
   /// Changes as long as the rank makes progress.
   std::atomic<std::uint64_t>& heartbeat() const { return fixed_->heartbeat.value; }
   /// Whom the rank waits for (see pack_waiting), 0 while it waits for nobody.
   std::atomic<std::uint64_t>& waiting() const { return fixed_->waiting.value; }
-  std::atomic<std::uint64_t>& notice_count() const { return fixed_->notice_count.value; }
+  /// Notices for the rank with this local index.
+  NoticeRing& ring(int reader) const { return rings_[reader]; }
   /// Notices of the rank with this local index that the owner of this block has read.
   std::atomic<std::uint64_t>& notices_read(int local_rank) const {
     return notices_read_[local_rank].value;
   }
-  Notice& notice(std::uint64_t number) const { return fixed_->notices[number % kNotices]; }
-  RefusalText& text(std::uint64_t number) const { return fixed_->texts[number % kTexts]; }
 
  private:
   struct Fixed {
     Line heartbeat;
     Line waiting;
-    Line notice_count;
-    Notice notices[kNotices];
-    alignas(64) RefusalText texts[kTexts];
   };
   Fixed* fixed_ = nullptr;
+  NoticeRing* rings_ = nullptr;
   Line* notices_read_ = nullptr;
 };
 

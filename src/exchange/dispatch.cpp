@@ -3,6 +3,9 @@
 #include "exchange/dispatch.hpp"
 
 #include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
 
 #include "exchange/engine.hpp"
 
@@ -29,26 +32,61 @@ std::uint64_t wire_row_bytes(const ExchangeState& exchange) {
 }  // namespace
 
 DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
-                                     std::shared_ptr<PlanState> plan, ConstMatrix x,
-                                     std::span<const std::byte> extra)
+                                     std::shared_ptr<PlanState> plan, DispatchInput input)
     : Operation(std::move(exchange), std::move(plan), wire::OpKind::dispatch),
-      x_(x),
-      extra_(extra),
+      input_(input),
       windows_(this->plan()->rows.rows_to),
       senders_(this->plan()->rows.outgoing, false, this->exchange().dispatch_framing) {
   flow_ = &this->plan()->flow->kind(wire::OpKind::dispatch);
-  for (const plan::LanePair& pair : this->plan()->rows.landing) {
-    receivers_.emplace_back(pair, false, this->exchange().dispatch_framing.rows_per_fragment);
+  make_receivers();
+}
+
+DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
+                                     std::unique_ptr<EarlySide> early, DispatchInput input)
+    : Operation(std::move(exchange), wire::OpKind::dispatch, early->plan_use(),
+                early->plan_number()),
+      input_(input),
+      early_(std::move(early)),
+      flow_(&early_->flow()),
+      windows_({}),
+      senders_(early_->lanes(), false, this->exchange().dispatch_framing) {}
+
+void DispatchOperation::make_receivers() {
+  for (const plan::LanePair& pair : plan()->rows.landing) {
+    receivers_.emplace_back(pair, false, exchange().dispatch_framing.rows_per_fragment);
   }
 }
 
+void DispatchOperation::take_plan(std::shared_ptr<PlanState> plan) {
+  set_plan(std::move(plan));
+  windows_ = PeerWindows(this->plan()->rows.rows_to);
+  make_receivers();
+  flow_ = &this->plan()->flow->kind(wire::OpKind::dispatch);
+  const bool good = early_->hand_over(exchange(), *flow_);
+  early_lanes_ = early_->take_lanes();
+  early_.reset();
+  if (good) return;
+  engine().refuse(*this, Error(ErrorCode::corrupt_message,
+                               describe() + ": more fragments came than the plan has"));
+}
+
+bool DispatchOperation::step_early() {
+  if (!std::exchange(opened_, true)) {
+    early_->open(*this);
+    engine().deliver_early(exchange(), call().plan);
+  }
+  return running() && send_some();
+}
+
 bool DispatchOperation::step() {
+  if (early_) return step_early();
   bool advanced = show_window();
   advanced |= windows_.resolve(*this);
   if (!running()) return true;
   advanced |= send_some();
   if (windows_.complete()) {
     advanced |= land_some();
+    if (!running()) return true;  // nothing is written any more
     advanced |= push_home();
     advanced |= finish_writing();
   }
@@ -67,7 +105,8 @@ bool DispatchOperation::show_window() {
     lease_ = engine().slots().take(plan()->summary.window_bytes, describe());
     clear_alignment_rows();
   }
-  shown_ = engine().publish(*this, lease_->slot(), plan()->summary.window_bytes);
+  shown_ =
+      engine().publish(*this, lease_->slot(), plan()->summary.window_bytes, plan()->rows.rows_from);
   if (shown_) turn_ = lease_->slot().turn;
   return shown_;
 }
@@ -106,7 +145,7 @@ void DispatchOperation::pack(const plan::Lane& lane, const plan::Fragment& fragm
   const std::span<const std::uint32_t> tokens =
       std::span(lane.tokens).subspan(fragment.first, fragment.count);
   sources_.clear();
-  for (const std::uint32_t token : tokens) sources_.push_back(x_.row(token));
+  for (const std::uint32_t token : tokens) sources_.push_back(input_.x.row(token));
   engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
                                   .wire_dtype = *exchange().options.wire_dispatch,
                                   .hidden = exchange().shape.hidden,
@@ -168,7 +207,7 @@ bool DispatchOperation::push_home() {
          ++t) {
       add_target(rows.home_targets[t]);
     }
-    add_row(x_.row(static_cast<std::int64_t>(next_token_)), extra_row(next_token_));
+    add_row(input_.x.row(static_cast<std::int64_t>(next_token_)), extra_row(next_token_));
   }
   push(exchange().shape.dtype);
   return true;
@@ -199,7 +238,7 @@ void DispatchOperation::push(DType row_dtype) {
 }
 
 const std::byte* DispatchOperation::extra_row(std::uint64_t token) const {
-  return extra_.data() + token * static_cast<std::uint64_t>(exchange().options.extra_bytes);
+  return input_.extra.data() + token * static_cast<std::uint64_t>(exchange().options.extra_bytes);
 }
 
 bool DispatchOperation::finish_writing() {
@@ -236,10 +275,23 @@ Matrix DispatchOperation::rows() const {
           .row_stride_bytes = static_cast<std::int64_t>(exchange().window_stride_bytes)};
 }
 
+std::optional<Error> DispatchOperation::find_wait_error() const {
+  if (!early_ || engine().find_planning(exchange(), call().plan) != nullptr) return std::nullopt;
+  return Error(ErrorCode::invalid_argument,
+               fmt::format("{}: wait() before its plan was started; fix: call plan(routing, "
+                           "gathering) first",
+                           describe()));
+}
+
 WaitTarget DispatchOperation::waits_for() const {
+  if (early_) {
+    const Operation* const planning = engine().find_planning(exchange(), call().plan);
+    return planning != nullptr ? planning->waits_for() : WaitTarget{};
+  }
   if (const int rank = windows_.missing_rank(*this); rank >= 0) {
     return {rank, Phase::window_granted};
   }
+  if (!shown_) return {engine().slow_reader(*this, plan()->rows.rows_from), Phase::earlier_call};
   for (std::size_t i = 0; i < receivers_.size(); ++i) {
     if (!receivers_[i].done()) return {flow_->inboxes[i].peer, Phase::rows};
   }
@@ -252,6 +304,8 @@ WaitTarget DispatchOperation::waits_for() const {
 }
 
 bool DispatchOperation::quiet() {
+  if (early_ && opened_) early_->close(exchange());
+  early_.reset();
   if (lease_ && shown_) engine().retire(std::move(lease_), *this);
   lease_.reset();
   return true;

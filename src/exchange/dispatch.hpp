@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "exchange/early.hpp"
 #include "exchange/lanes.hpp"
 #include "exchange/operation.hpp"
 #include "exchange/peer_windows.hpp"
@@ -16,14 +17,30 @@
 
 namespace ferry::detail {
 
+struct DispatchInput {
+  ConstMatrix x;
+  std::span<const std::byte> extra;  ///< [num_tokens x extra_bytes]
+};
+
 class DispatchOperation final : public Operation {
  public:
   DispatchOperation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
-                    ConstMatrix x, std::span<const std::byte> extra);
+                    DispatchInput input);
+  /// Starts before its plan is made: sends what it has credit for, and stages what comes.
+  DispatchOperation(std::shared_ptr<ExchangeState> exchange, std::unique_ptr<EarlySide> early,
+                    DispatchInput input);
 
   bool step() override;
   WaitTarget waits_for() const override;
   bool quiet() override;
+  std::optional<Error> find_wait_error() const override;
+
+  /// What works before the plan is there; null from then on.
+  EarlySide* early() { return early_.get(); }
+  bool takes_fragments() const { return opened_; }
+  /// The plan is made.
+  void take_plan(std::shared_ptr<PlanState> plan);
+  const DispatchInput& input() const { return input_; }
 
   /// The rows' slot, for the handle that the caller gets. Requires: the operation succeeded.
   std::unique_ptr<SlotLease> take_lease() { return std::move(lease_); }
@@ -48,8 +65,13 @@ class DispatchOperation final : public Operation {
   void push(DType row_dtype);
   void clear_alignment_rows();
 
-  const ConstMatrix x_;
-  const std::span<const std::byte> extra_;  ///< [num_tokens x extra_bytes]
+  void make_receivers();
+  bool step_early();
+
+  const DispatchInput input_;
+  std::unique_ptr<EarlySide> early_;
+  bool opened_ = false;
+  std::vector<plan::LanePair> early_lanes_;  ///< what senders_ walks, when it began early
   KindFlow* flow_ = nullptr;
   std::unique_ptr<SlotLease> lease_;
   std::uint64_t turn_ = 0;

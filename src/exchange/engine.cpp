@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.hpp"
+#include "exchange/dispatch.hpp"
 
 namespace ferry::detail {
 namespace {
@@ -59,7 +60,10 @@ Engine::Engine(Transport& transport)
 Engine::~Engine() {
   alive_.reset();
   for (const auto& [id, weak] : exchanges_) {
-    if (const std::shared_ptr<ExchangeState> exchange = weak.lock()) exchange->calls.clear();
+    const std::shared_ptr<ExchangeState> exchange = weak.lock();
+    if (!exchange) continue;
+    exchange->calls.clear();
+    exchange->board->leave();
   }
 }
 
@@ -85,11 +89,18 @@ void Engine::add(const std::shared_ptr<ExchangeState>& exchange) {
 
 void Engine::start(const std::shared_ptr<Operation>& operation,
                    const std::optional<Error>& refusal) {
+  enter(operation, refusal);
+  progress();
+}
+
+void Engine::enter(const std::shared_ptr<Operation>& operation,
+                   const std::optional<Error>& refusal) {
   ExchangeState& exchange = operation->exchange();
   drop_dead_plans(exchange);
   operation->take_place();
   const wire::CallId& call = operation->call();
   exchange.calls.emplace(call.place, operation);
+  std::erase_if(exchange.refused_ahead, [&](const auto& one) { return one.first < call.place; });
   if (const Error* const failure = exchange.failures.find(call.plan)) {
     operation->fail(*failure);  // every rank knows, or is about to
   } else if (auto ahead = exchange.refused_ahead.extract(call.place)) {
@@ -99,11 +110,10 @@ void Engine::start(const std::shared_ptr<Operation>& operation,
   } else {
     check_order(exchange, call, rank());
   }
-  progress();
 }
 
 bool Engine::progress() {
-  std::atomic<std::uint64_t>& heartbeat = world_->board.own().heartbeat();
+  std::atomic<std::uint64_t>& heartbeat = world_->board->own().heartbeat();
   heartbeat.store(heartbeat.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (const std::optional<std::string> text = transport_.aborted()) {
     fail_all(Error(ErrorCode::peer_failed, *text));
@@ -134,6 +144,7 @@ bool Engine::step_calls() {
     for (const auto& operation : stepping_) advanced |= settle_call(*exchange, *operation);
     stepping_.clear();
     any_running_ |= !exchange->calls.empty();
+    leave_failed_plans(*exchange);
   }
   return advanced;
 }
@@ -156,7 +167,12 @@ bool Engine::settle_call(ExchangeState& exchange, Operation& operation) {
   const wire::CallId& call = operation.call();
   if (!operation.over() || exchange.calls.erase(call.place) == 0) return advanced;
   exchange.windows.erase(ExchangeState::CallKey(call));
-  if (wire::opens_plan(call.kind)) leave_plan(exchange, call.plan);
+  if (wire::opens_plan(call.kind) && operation.error()) {
+    // Ends without a plan: a dispatch that began beside it has nothing to go on with.
+    if (DispatchOperation* const early = find_early(exchange, call.plan)) {
+      early->fail(*operation.error());
+    }
+  }
   return true;
 }
 
@@ -176,20 +192,28 @@ void Engine::refuse(Operation& operation, const Error& error) {
   // Cut here and not on the way, so that all ranks get the same text.
   const std::string text = std::string(error.what()).substr(0, wire::kPoisonTextBytes);
   const Poison poison{operation.call(), Error(error.code(), text)};
-  apply(operation.exchange(), poison);
   broadcast(operation.exchange(), poison);
+  apply(operation.exchange(), poison);
 }
 
 void Engine::adopt_plan(ExchangeState& exchange, const std::shared_ptr<PlanState>& plan) {
   exchange.plans[plan->number] = {plan, plan->flow};
+  DispatchOperation* const early = find_early(exchange, plan->number);
   for (const wire::OpKind kind : {wire::OpKind::dispatch, wire::OpKind::combine}) {
+    if (kind == wire::OpKind::dispatch && early != nullptr) continue;
     for (const LaneInbox& inbox : plan->flow->kind(kind).inboxes) {
       network_.expect(inbox.peer, inbox.granted);
     }
   }
+  if (early != nullptr) early->take_plan(plan);
+  deliver_early(exchange, plan->number);
+  if (exchange.failures.find(plan->number) != nullptr) retire_flow(exchange.plans[plan->number]);
+}
+
+void Engine::deliver_early(ExchangeState& exchange, std::uint32_t plan) {
   std::vector<ExchangeState::Early> rest;
   for (ExchangeState::Early& early : std::exchange(exchange.early, {})) {
-    if (early.plan != plan->number) {
+    if (early.plan != plan) {
       rest.push_back(std::move(early));
     } else if (early.fragment) {
       deliver_fragment(exchange, early.peer, std::move(*early.fragment));
@@ -198,7 +222,22 @@ void Engine::adopt_plan(ExchangeState& exchange, const std::shared_ptr<PlanState
     }
   }
   for (ExchangeState::Early& early : rest) exchange.early.push_back(std::move(early));
-  if (exchange.failures.find(plan->number) != nullptr) retire_flow(exchange.plans[plan->number]);
+}
+
+const Operation* Engine::find_planning(const ExchangeState& exchange, std::uint32_t plan) const {
+  for (const auto& [place, operation] : exchange.calls) {
+    const wire::CallId& call = operation->call();
+    if (call.kind == wire::OpKind::plan && call.plan == plan) return operation.get();
+  }
+  return nullptr;
+}
+
+DispatchOperation* Engine::find_early(const ExchangeState& exchange, std::uint32_t plan) {
+  for (const auto& [place, operation] : exchange.calls) {
+    if (operation->call().plan != plan || operation->plan() || !operation->running()) continue;
+    if (auto* const dispatch = dynamic_cast<DispatchOperation*>(operation.get())) return dispatch;
+  }
+  return nullptr;
 }
 
 void Engine::drop_dead_plans(ExchangeState& exchange) {
@@ -233,8 +272,11 @@ void Engine::retire_flow(ExchangeState::KnownPlan& known) {
   known.flow.reset();
 }
 
-void Engine::settle_plans(ExchangeState& exchange) {
+void Engine::let_go(ExchangeState& exchange) {
   for (auto& [number, known] : exchange.plans) retire_flow(known);
+  exchange.board->leave();
+  exchange.board->flush();
+  if (exchange.board->has_backlog()) closing_.push_back(std::move(exchange.board));
 }
 
 std::byte* Engine::map(int owner, std::uint64_t key) {
@@ -245,20 +287,34 @@ std::byte* Engine::map(int owner, std::uint64_t key) {
   return address;
 }
 
-bool Engine::publish(const Operation& operation, Slot& slot, std::uint64_t bytes) {
-  if (slot.shown) return false;
+bool Engine::publish(const Operation& operation, Slot& slot, std::uint64_t bytes,
+                     std::span<const std::uint64_t> readers) {
+  if (slot.shown || slow_reader(operation, readers) >= 0) return false;
+  ExchangeState& exchange = operation.exchange();
+  const Notice notice{.call = operation.call(),
+                      .region_key = slot.key,
+                      .turn = slot.turn + 1,
+                      .bytes = bytes,
+                      .kind = NoticeKind::window};
+  handle_window(exchange, local_index_, notice);
   slot.shown = true;
   slot.shown_by = operation.weak_from_this();
   ++slot.turn;
-  const Notice notice{.call = operation.call(),
-                      .region_key = slot.key,
-                      .turn = slot.turn,
-                      .bytes = bytes,
-                      .kind = NoticeKind::window};
-  ExchangeState& exchange = operation.exchange();
-  exchange.board.post(notice);
-  handle_window(exchange, local_index_, notice);
+  for (std::size_t reader = 0; reader < readers.size(); ++reader) {
+    if (readers[reader] > 0) exchange.board->post(static_cast<int>(reader), notice);
+  }
+  exchange.board->flush();
   return true;
+}
+
+int Engine::slow_reader(const Operation& operation, std::span<const std::uint64_t> readers) const {
+  for (std::size_t reader = 0; reader < readers.size(); ++reader) {
+    const int local = static_cast<int>(reader);
+    if (readers[reader] > 0 && operation.exchange().board->is_full(local)) {
+      return node_ranks_[local];
+    }
+  }
+  return -1;
 }
 
 WaitTarget Engine::slot_holder(const Slot& slot) const {
@@ -286,7 +342,7 @@ void Engine::retire(std::unique_ptr<SlotLease> lease, const Operation& operation
 int Engine::missing_release(const Retiring& retiring) const {
   const Slot& slot = retiring.lease->slot();
   for (int local = 0; local < static_cast<int>(node_ranks_.size()); ++local) {
-    if (retiring.exchange->failures.has_left(retiring.plan, local)) continue;
+    if (retiring.exchange->has_left(retiring.plan, local)) continue;
     const Line& line = slot.layout.released(slot.base, local);
     if (!transport_.reached(line.value, retiring.turn)) return node_ranks_[local];
   }

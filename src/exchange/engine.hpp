@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "exchange/network.hpp"
@@ -17,6 +18,8 @@
 #include "ferry/transport.hpp"
 
 namespace ferry::detail {
+
+class DispatchOperation;
 
 class Engine final : public TransportAttachment {
  public:
@@ -40,8 +43,8 @@ class Engine final : public TransportAttachment {
   /// Number of the next exchange; taken by `add`, so that one that was refused takes none.
   std::uint32_t next_exchange_number() const { return next_exchange_; }
   void add(const std::shared_ptr<ExchangeState>& exchange);
-  /// Takes back the credit of an exchange that goes away.
-  void settle_plans(ExchangeState& exchange);
+  /// Takes back the credit of an exchange that goes away, and says so to the node.
+  void let_go(ExchangeState& exchange);
   /// The exchange of barriers and all_gather.
   const std::shared_ptr<ExchangeState>& world();
 
@@ -49,20 +52,30 @@ class Engine final : public TransportAttachment {
   /// Takes up an operation: it gets its place, and may take its first steps. With a refusal it
   /// fails at once, here and on every rank.
   void start(const std::shared_ptr<Operation>& operation, const std::optional<Error>& refusal);
+  /// The same without a first step.
+  void enter(const std::shared_ptr<Operation>& operation, const std::optional<Error>& refusal);
   /// One round of work for everything. True when something moved.
   bool progress();
   /// Fails a running operation here and on every rank.
   void refuse(Operation& operation, const Error& error);
+  /// The operation that makes a plan; null when none does.
+  const Operation* find_planning(const ExchangeState& exchange, std::uint32_t plan) const;
+  /// Gives what came early for a plan to whoever can take it now.
+  void deliver_early(ExchangeState& exchange, std::uint32_t plan);
   /// A finished plan: its credit starts, and what came early for it is handed over.
   void adopt_plan(ExchangeState& exchange, const std::shared_ptr<PlanState>& plan);
 
   // Node memory
   /// Address of a region of a rank of this node; null while it does not exist.
   std::byte* map(int owner, std::uint64_t key);
-  /// Shows a slot to the node for this call. False while another call shows it.
-  bool publish(const Operation& operation, Slot& slot, std::uint64_t bytes);
+  /// Shows a slot for this call to ranks of the node: those with a count above 0. False while
+  /// another call shows it, or while one of them has many notices to read.
+  bool publish(const Operation& operation, Slot& slot, std::uint64_t bytes,
+               std::span<const std::uint64_t> readers);
   /// Whom the call that shows a slot waits for.
   WaitTarget slot_holder(const Slot& slot) const;
+  /// A rank that publish waits for; -1 if none.
+  int slow_reader(const Operation& operation, std::span<const std::uint64_t> readers) const;
   /// The window of a rank of this node for this call; null while it is not there.
   const ShownWindow* find_window(const Operation& operation, int local_rank) const;
   /// Keeps a slot until each rank of the node has released it or left the plan.
@@ -102,6 +115,7 @@ class Engine final : public TransportAttachment {
   void apply_grant(ExchangeState& exchange, int source, const wire::Grant& grant);
   bool read_boards();
   void handle_window(ExchangeState& exchange, int local_rank, const Notice& notice);
+  static DispatchOperation* find_early(const ExchangeState& exchange, std::uint32_t plan);
   static bool is_coming(const ExchangeState& exchange, std::uint32_t plan);
   static bool is_wanted(const ExchangeState& exchange, const wire::CallId& call);
   bool check_order(ExchangeState& exchange, const wire::CallId& call, int source);
@@ -114,7 +128,7 @@ class Engine final : public TransportAttachment {
   void apply(ExchangeState& exchange, const Poison& poison);
   void apply_to_place(ExchangeState& exchange, const Poison& poison);
   bool fail_plan(ExchangeState& exchange, const wire::CallId& call, const Error& error);
-  void leave_plan(ExchangeState& exchange, std::uint32_t plan);
+  void leave_failed_plans(ExchangeState& exchange);
 
   // Watched by exchanges.
   std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
@@ -130,6 +144,7 @@ class Engine final : public TransportAttachment {
   std::shared_ptr<ExchangeState> world_;
   std::map<std::pair<int, std::uint64_t>, std::byte*> mapped_;
   std::vector<Retiring> retiring_;
+  std::vector<std::unique_ptr<NodeBoard>> closing_;   ///< of exchanges that went, with notices left
   std::vector<std::shared_ptr<Operation>> stepping_;  ///< reused from round to round
   /// Messages for exchanges that this rank has not made yet.
   std::map<std::uint32_t, std::vector<Arrival>> ahead_;

@@ -104,6 +104,9 @@ class RefusedOperation final : public Operation {
   RefusedOperation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
                    wire::OpKind kind)
       : Operation(std::move(exchange), std::move(plan), kind) {}
+  /// A dispatch before its plan.
+  RefusedOperation(std::shared_ptr<ExchangeState> exchange, PlanUse use, std::uint32_t plan_number)
+      : Operation(std::move(exchange), wire::OpKind::dispatch, use, plan_number) {}
   bool step() override { return false; }
   WaitTarget waits_for() const override { return {}; }
 };
@@ -116,6 +119,50 @@ Pending<Result> refused(const std::shared_ptr<ExchangeState>& exchange,
   return Pending<Result>(operation, [](Operation&) -> Result {
     throw std::logic_error("ferry: a refused call has no result");
   });
+}
+
+ExpertRows take_rows(Operation& done) {
+  auto& dispatch = static_cast<DispatchOperation&>(done);
+  const Matrix rows = dispatch.rows();
+  const ExchangeState& exchange = dispatch.exchange();
+  return ExpertRows(WindowRows(Plan(dispatch.plan()), rows, dispatch.take_lease()),
+                    static_cast<std::int64_t>(exchange.extra_offset), exchange.options.extra_bytes);
+}
+
+Plan take_plan(Operation& done) { return Plan(static_cast<PlanOperation&>(done).result()); }
+
+std::optional<Error> find_routing_refusal(const ExchangeState& exchange, const Routing& routing) {
+  const auto problem =
+      plan::find_routing_error(routing, exchange.placement.num_experts(), exchange.engine.rank());
+  if (!problem) return std::nullopt;
+  return Error(ErrorCode::invalid_argument, *problem);
+}
+
+// What is wrong with the dispatch that a plan is to take up.
+std::optional<Error> find_gather_refusal(const ExchangeState& exchange, const Operation& gather,
+                                         const Routing& routing) {
+  const auto refuse = [](const std::string& text) {
+    return Error(ErrorCode::invalid_argument, "plan: " + text);
+  };
+  if (&gather.exchange() != &exchange) {
+    return refuse(
+        fmt::format("the dispatch given on rank {} was started on exchange {}, not on "
+                    "exchange {}",
+                    exchange.engine.rank(), gather.exchange().id, exchange.id));
+  }
+  if (gather.error()) return gather.error();
+  if (gather.plan() || exchange.engine.find_planning(exchange, gather.call().plan) != nullptr) {
+    return refuse(
+        fmt::format("the dispatch given on rank {} has a plan already; fix: give each "
+                    "start_gather to one plan",
+                    exchange.engine.rank()));
+  }
+  const std::int64_t rows = static_cast<const DispatchOperation&>(gather).input().x.rows;
+  if (rows == routing.num_tokens) return std::nullopt;
+  return refuse(
+      fmt::format("num_tokens = {} on rank {}, but start_gather was given {} rows; fix: "
+                  "route the same tokens",
+                  routing.num_tokens, exchange.engine.rank(), rows));
 }
 
 }  // namespace
@@ -161,15 +208,27 @@ Pending<Plan> Exchange::start_plan(const Routing& routing) {
   const CallerGuard guard(state_->engine);
   state_->engine.progress();
   const auto operation = std::make_shared<detail::PlanOperation>(state_, routing);
-  std::optional<Error> refusal;
-  if (const auto problem = plan::find_routing_error(routing, state_->placement.num_experts(),
-                                                    state_->engine.rank())) {
-    refusal = Error(ErrorCode::invalid_argument, *problem);
-  }
+  state_->engine.start(operation, detail::find_routing_refusal(*state_, routing));
+  return Pending<Plan>(operation, &detail::take_plan);
+}
+
+Pending<Plan> Exchange::start_plan(const Routing& routing, Pending<ExpertRows>& gathering) {
+  const CallerGuard guard(state_->engine);
+  state_->engine.progress();
+  const detail::Operation& gather = gathering.operation();
+  auto refusal = detail::find_routing_refusal(*state_, routing);
+  if (!refusal) refusal = detail::find_gather_refusal(*state_, gather, routing);
+  // A failed gather has its plan number too: its plan fails with it.
+  const bool ours = &gather.exchange() == state_.get() && !gather.plan();
+  const auto operation =
+      ours ? std::make_shared<detail::PlanOperation>(state_, routing, gather.call().plan)
+           : std::make_shared<detail::PlanOperation>(state_, routing);
   state_->engine.start(operation, refusal);
-  return Pending<Plan>(operation, [](detail::Operation& done) {
-    return Plan(static_cast<detail::PlanOperation&>(done).result());
-  });
+  return Pending<Plan>(operation, &detail::take_plan);
+}
+
+Plan Exchange::plan(const Routing& routing, Pending<ExpertRows>& gathering) {
+  return start_plan(routing, gathering).wait();
 }
 
 Plan Exchange::plan(const Routing& routing) { return start_plan(routing).wait(); }
@@ -188,20 +247,78 @@ Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x,
   if (error) return detail::refused<ExpertRows>(state_, plan.state(), kKind, *error);
   std::shared_ptr<detail::DispatchOperation> operation;
   try {
-    operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(), x, extra);
+    operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(),
+                                                            detail::DispatchInput{x, extra});
   } catch (const std::bad_alloc&) {
     return detail::refused<ExpertRows>(state_, plan.state(), kKind,
                                        detail::no_memory_error(*state_, "dispatch"));
   }
   state_->engine.start(operation, std::nullopt);
-  return Pending<ExpertRows>(operation, [](detail::Operation& done) {
-    auto& dispatch = static_cast<detail::DispatchOperation&>(done);
-    const Matrix rows = dispatch.rows();
-    const detail::ExchangeState& exchange = dispatch.exchange();
-    return ExpertRows(WindowRows(Plan(dispatch.plan()), rows, dispatch.take_lease()),
-                      static_cast<std::int64_t>(exchange.extra_offset),
-                      exchange.options.extra_bytes);
+  return Pending<ExpertRows>(operation, &detail::take_rows);
+}
+
+Pending<ExpertRows> Exchange::start_gather(ConstMatrix x, std::span<const std::byte> extra) {
+  const CallerGuard guard(state_->engine);
+  state_->engine.progress();
+  std::shared_ptr<detail::Operation> operation;
+  std::optional<Error> refusal;
+  if (!plan::info(state_->options.strategy).sends_every_token) {
+    refusal = Error(ErrorCode::unsupported,
+                    fmt::format("start_gather: strategy {} needs routing before rows leave; "
+                                "allowed: node_gather",
+                                to_string(state_->options.strategy)));
+  }
+  if (!refusal) refusal = detail::find_matrix_error(*state_, x, {"start_gather", "x", x.rows});
+  if (!refusal) refusal = detail::find_extra_error(*state_, extra, x.rows);
+  if (refusal) {
+    operation = std::make_shared<detail::RefusedOperation>(
+        state_, detail::Operation::PlanUse::opens, detail::kNoPlan);
+  } else {
+    operation = std::make_shared<detail::DispatchOperation>(
+        state_, detail::EarlySide::for_gather(*state_, static_cast<std::uint64_t>(x.rows)),
+        detail::DispatchInput{x, extra});
+  }
+  state_->engine.start(operation, refusal);
+  return Pending<ExpertRows>(operation, &detail::take_rows);
+}
+
+Pending<Dispatched> Exchange::start_plan_and_dispatch(const Routing& routing, ConstMatrix x,
+                                                      std::span<const std::byte> extra) {
+  const CallerGuard guard(state_->engine);
+  state_->engine.progress();
+  auto refusal = detail::find_routing_refusal(*state_, routing);
+  if (!refusal) {
+    refusal = detail::find_matrix_error(*state_, x, {"plan_and_dispatch", "x", routing.num_tokens});
+  }
+  if (!refusal) refusal = detail::find_extra_error(*state_, extra, routing.num_tokens);
+  const auto planning = std::make_shared<detail::PlanOperation>(state_, routing);
+  state_->engine.enter(planning, refusal);
+  // The dispatch begins before the plan's first step: that one may be its last.
+  const std::uint32_t number = planning->call().plan;
+  std::shared_ptr<detail::Operation> operation;
+  if (planning->running()) {
+    try {
+      operation = std::make_shared<detail::DispatchOperation>(
+          state_, detail::EarlySide::for_plan(*state_, number, planning->prepare_lanes()),
+          detail::DispatchInput{x, extra});
+    } catch (const std::bad_alloc&) {
+      refusal = detail::no_memory_error(*state_, "plan_and_dispatch");
+    }
+  }
+  if (!operation) {
+    operation = std::make_shared<detail::RefusedOperation>(
+        state_, detail::Operation::PlanUse::joins, number);
+    if (!refusal) refusal = planning->error();
+  }
+  state_->engine.start(operation, refusal);
+  return Pending<Dispatched>(operation, [](detail::Operation& done) {
+    return Dispatched{Plan(done.plan()), detail::take_rows(done)};
   });
+}
+
+Dispatched Exchange::plan_and_dispatch(const Routing& routing, ConstMatrix x,
+                                       std::span<const std::byte> extra) {
+  return start_plan_and_dispatch(routing, x, extra).wait();
 }
 
 ExpertRows Exchange::dispatch(const Plan& plan, ConstMatrix x, std::span<const std::byte> extra) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/hash.hpp"
+
 namespace ferry::detail {
 
 Failures::Failed& Failures::entry(std::uint32_t plan) {
@@ -13,9 +15,10 @@ Failures::Failed& Failures::entry(std::uint32_t plan) {
 }
 
 bool Failures::add(std::uint32_t plan, const Error& error) {
-  if (!ever_.insert(plan).second) return false;
+  if (ever_.contains(plan)) return false;
   entry(plan).error = error;
   lose_order();
+  ever_.insert(plan);
   return true;
 }
 
@@ -50,12 +53,15 @@ void Failures::lose_order() {
   agreed_ = false;
 }
 
-std::uint16_t Failures::count() const {
-  return static_cast<std::uint16_t>(std::min<std::size_t>(ever_.size(), 0xFFFF));
+std::uint16_t Failures::digest() const {
+  std::uint64_t digest = 0;
+  for (const std::uint32_t plan : ever_) digest ^= base::mix64(std::uint64_t{plan} + 1);
+  return static_cast<std::uint16_t>(digest);
 }
 
-void Failures::compare(const std::vector<std::uint16_t>& counts) {
-  agreed_ = std::ranges::all_of(counts, [this](std::uint16_t other) { return other == count(); });
+void Failures::compare(const std::vector<std::uint16_t>& digests) {
+  const std::uint16_t own = digest();
+  agreed_ = std::ranges::all_of(digests, [own](std::uint16_t other) { return other == own; });
 }
 
 // A rank that still holds a failed plan may make calls on it that others leave out.

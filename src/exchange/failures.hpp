@@ -31,16 +31,16 @@ class Failures {
 
   /// Whether this rank's order of calls may differ from that of others.
   bool order_lost() const { return order_lost_; }
-  void lose_order();
-  /// How many plans failed so far, for the metadata of the next one.
-  std::uint16_t count() const;
-  /// The counts of all ranks, seen by a plan: when they are equal, all know the same.
-  void compare(const std::vector<std::uint16_t>& counts);
+  /// Which plans failed so far, for the metadata of the next one; 0 when none did.
+  std::uint16_t digest() const;
+  /// The digests of all ranks, seen by a plan: when they are equal, all know the same.
+  void compare(const std::vector<std::uint16_t>& digests);
   /// A plan is opened, and places are counted anew. Returns whether the call itself stands in an
   /// order that was lost.
   bool open_plan();
 
  private:
+  void lose_order();
   struct Failed {
     std::optional<Error> error;  ///< empty while only others know of it
     std::vector<bool> left;

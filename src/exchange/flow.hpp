@@ -53,6 +53,8 @@ struct LaneOutbox {
 /// All lanes of one kind of operation.
 struct KindFlow {
   std::uint32_t next_ordinal = 0;  ///< of the next call of this kind
+  /// Grants of the first use were made before the sizes of lanes were known.
+  bool generous_grants = false;
   std::vector<LaneInbox> inboxes;
   std::vector<LaneOutbox> outboxes;
 

@@ -11,7 +11,7 @@ namespace ferry::detail {
 
 GatherOperation::GatherOperation(std::shared_ptr<ExchangeState> world,
                                  std::span<const std::byte> mine)
-    : Operation(std::move(world), nullptr, wire::OpKind::gather),
+    : Operation(std::move(world), wire::OpKind::gather, PlanUse::opens),
       message_(wire::kMetadataHeaderBytes + mine.size()) {
   std::ranges::copy(mine, message_.begin() + wire::kMetadataHeaderBytes);
 }
@@ -21,7 +21,7 @@ void GatherOperation::make_round() {
   wire::MetadataHeader header;
   header.call = call();
   header.source = static_cast<std::uint32_t>(engine().rank());
-  header.num_failures = exchange().failures.count();
+  header.failures_digest = exchange().failures.digest();
   header.body_bytes = body.size();
   header.body_crc = kernels::crc32c(body);
   wire::encode(header, std::span(message_).first<wire::kMetadataHeaderBytes>());

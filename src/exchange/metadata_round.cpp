@@ -32,7 +32,8 @@ MetadataRound::MetadataRound(Engine& engine, std::vector<std::vector<std::byte>>
       messages_(std::move(messages)),
       annotate_(std::move(annotate)),
       sources_(engine.transport().topology().sources_landing_at(engine.rank())),
-      windows_(std::vector<std::uint64_t>(engine.node_ranks().size(), 1)),
+      one_each_(engine.node_ranks().size(), 1),
+      windows_(one_each_),
       entries_(static_cast<std::size_t>(engine.transport().topology().num_ranks())) {
   const std::uint64_t limit = engine.limits().metadata_limit_bytes;
   for (std::size_t node = 0; node < messages_.size(); ++node) {
@@ -150,7 +151,7 @@ bool MetadataRound::show(Operation& operation) {
       std::ranges::copy(received.note, base + row.note_offset);
     }
   }
-  shown_ = engine_.publish(operation, lease_->slot(), window_bytes_);
+  shown_ = engine_.publish(operation, lease_->slot(), window_bytes_, one_each_);
   return shown_;
 }
 
@@ -170,6 +171,10 @@ WaitTarget MetadataRound::waits_for(const Operation& operation) const {
     const bool here = std::ranges::any_of(
         received_, [&](const Received& received) { return received.source == source; });
     if (!here) return {source, Phase::metadata};
+  }
+  if (!shown_) {
+    const int rank = engine_.slow_reader(operation, one_each_);
+    if (rank >= 0) return {rank, Phase::earlier_call};
   }
   if (const int rank = windows_.missing_rank(operation); rank >= 0) {
     return {rank, Phase::node_counts};

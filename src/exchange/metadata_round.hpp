@@ -74,6 +74,7 @@ class MetadataRound {
   std::uint64_t window_bytes_ = 0;
   bool sent_ = false;
   bool shown_ = false;
+  const std::vector<std::uint64_t> one_each_;  ///< every rank of the node reads every window
   PeerWindows windows_;
   std::vector<Entry> entries_;
   std::uint64_t sent_bytes_ = 0;

@@ -45,6 +45,7 @@ class Network {
 
   // Sending
   bool may_send_fragment(int target) const;
+  std::uint64_t block_bytes() const { return blocks_.block_bytes(); }
   Block take_block() { return blocks_.take(); }
   /// Sends `payload_bytes` that stand behind the header's place in `block`, with a grant if one
   /// waits. `operation` counts it until it is sent.

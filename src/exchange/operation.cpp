@@ -29,7 +29,8 @@ std::string_view to_string(Phase phase) {
 Error different_calls(const wire::CallId& a, int rank_a, const wire::CallId& b, int rank_b) {
   const auto describe = [](const wire::CallId& call) {
     const std::string_view kind = wire::to_string(call.kind);
-    return call.plan == kNoPlan ? std::string(kind) : fmt::format("{} (plan {})", kind, call.plan);
+    if (call.plan == kNoPlan) return std::string(kind);
+    return fmt::format("{} (use {} of plan {})", kind, call.ordinal, call.plan);
   };
   return Error(
       ErrorCode::mismatch,
@@ -40,11 +41,20 @@ Error different_calls(const wire::CallId& a, int rank_a, const wire::CallId& b, 
 
 Operation::Operation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
                      wire::OpKind kind)
-    : exchange_(std::move(exchange)), plan_(std::move(plan)) {
+    : exchange_(std::move(exchange)), plan_(std::move(plan)), plan_use_(PlanUse::known) {
   call_.generation = 1;
   call_.exchange = exchange_->id;
   call_.kind = kind;
   call_.plan = plan_ ? plan_->number : kNoPlan;
+}
+
+Operation::Operation(std::shared_ptr<ExchangeState> exchange, wire::OpKind kind, PlanUse use,
+                     std::uint32_t plan_number)
+    : exchange_(std::move(exchange)), plan_use_(use) {
+  call_.generation = 1;
+  call_.exchange = exchange_->id;
+  call_.kind = kind;
+  call_.plan = plan_number;
 }
 
 // Opening a plan starts a new count of places, so that ranks that left out calls on a failed plan
@@ -52,7 +62,7 @@ Operation::Operation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<Pl
 void Operation::take_place() {
   ExchangeState& exchange = *exchange_;
   call_.place = exchange.next_place++;
-  if (wire::opens_plan(call_.kind)) {
+  if (plan_use_ == PlanUse::opens) {
     call_.plan = exchange.next_plan++;
     call_.after_failure = exchange.failures.open_plan();
     exchange.next_place = static_cast<std::uint64_t>(exchange.next_plan) << 32U;

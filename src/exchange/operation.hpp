@@ -31,7 +31,7 @@ enum class Phase : std::uint8_t {
 };
 std::string_view to_string(Phase phase);
 
-/// Two ranks made different calls under one number: the error that names both.
+/// Two ranks made different calls at one place: the error that names both.
 Error different_calls(const wire::CallId& a, int rank_a, const wire::CallId& b, int rank_b);
 
 struct WaitTarget {
@@ -52,6 +52,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   /// After a failure: true once no peer touches memory that the caller gets back.
   virtual bool quiet() { return true; }
 
+  /// Why the caller cannot wait for this operation yet.
+  virtual std::optional<Error> find_wait_error() const { return std::nullopt; }
+
   /// Called when a failure is reported before that: keeps what peers may still touch.
   virtual void abandon() {}
 
@@ -64,6 +67,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   const wire::CallId& call() const { return call_; }
   ExchangeState& exchange() const { return *exchange_; }
+  /// Null while the plan is being made.
   const std::shared_ptr<PlanState>& plan() const { return plan_; }
   /// "dispatch (call 3.1 of exchange 0, plan 2) on rank 0"
   std::string describe() const;
@@ -72,9 +76,20 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   int sends_in_flight = 0;  ///< of this operation; kept by the engine
 
+  /// The plan that it works on.
+  enum class PlanUse : std::uint8_t {
+    known,  ///< it exists
+    opens,  ///< gets its number with this call
+    joins,  ///< has its number, from another call, and is being made
+  };
+
  protected:
   Operation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
             wire::OpKind kind);
+  /// `plan_number` for a plan that is being made.
+  Operation(std::shared_ptr<ExchangeState> exchange, wire::OpKind kind, PlanUse use,
+            std::uint32_t plan_number = kNoPlan);
+  void set_plan(std::shared_ptr<PlanState> plan) { plan_ = std::move(plan); }
   void succeed() { state_ = State::succeeded; }
   Engine& engine() const;
 
@@ -86,6 +101,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::shared_ptr<ExchangeState> exchange_;
   // Shared by the caller's Plan and by every operation on it; empty while planning.
   std::shared_ptr<PlanState> plan_;
+  const PlanUse plan_use_;
   wire::CallId call_;
   State state_ = State::running;
   std::optional<Error> error_;

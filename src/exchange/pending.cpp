@@ -95,7 +95,10 @@ void PendingBase::cancel(const std::string& reason) {
 void PendingBase::finish() {
   Engine& engine = operation_->exchange().engine;
   const CallerGuard guard(engine);
-  if (!operation_->over()) wait(engine, *operation_);
+  if (!operation_->over()) {
+    if (const auto error = operation_->find_wait_error()) throw Error(*error);
+    wait(engine, *operation_);
+  }
   if (operation_->error()) throw Error(*operation_->error());
   if (std::exchange(result_taken_, true)) {
     throw Error(ErrorCode::invalid_argument,

@@ -24,7 +24,12 @@ wire::MembershipForm membership_form(const ExchangeState& exchange, int node) {
 }  // namespace
 
 PlanOperation::PlanOperation(std::shared_ptr<ExchangeState> exchange, const Routing& routing)
-    : Operation(std::move(exchange), nullptr, wire::OpKind::plan), routing_(routing) {}
+    : Operation(std::move(exchange), wire::OpKind::plan, PlanUse::opens), routing_(routing) {}
+
+PlanOperation::PlanOperation(std::shared_ptr<ExchangeState> exchange, const Routing& routing,
+                             std::uint32_t plan_number)
+    : Operation(std::move(exchange), wire::OpKind::plan, PlanUse::joins, plan_number),
+      routing_(routing) {}
 
 void PlanOperation::make_round() {
   ++exchange().metadata_rounds;
@@ -81,7 +86,7 @@ std::vector<std::byte> PlanOperation::make_message(int node,
   wire::MetadataHeader header;
   header.call = call();
   header.source = static_cast<std::uint32_t>(engine().rank());
-  header.num_failures = exchange().failures.count();
+  header.failures_digest = exchange().failures.digest();
   header.num_tokens = static_cast<std::uint64_t>(routing_.num_tokens);
   header.options = exchange().shared_options(routing_.num_topk);
   header.body_bytes = body.size();
@@ -153,13 +158,13 @@ bool PlanOperation::step() {
 std::optional<Error> PlanOperation::read_headers() {
   const int num_ranks = engine().transport().topology().num_ranks();
   headers_.resize(static_cast<std::size_t>(num_ranks));
-  std::vector<std::uint16_t> failures;
+  std::vector<std::uint16_t> digests;
   for (int rank = 0; rank < num_ranks; ++rank) {
     const auto message = round_->message_of(rank);
     const auto problem = wire::decode(
         message.first(std::min(message.size(), wire::kMetadataHeaderBytes)), headers_[rank]);
     if (problem) return Error(ErrorCode::corrupt_message, *problem);
-    failures.push_back(headers_[rank].num_failures);
+    digests.push_back(headers_[rank].failures_digest);
     if (rank == 0) continue;
     if (const auto difference =
             wire::find_difference(headers_[0].options, 0, headers_[rank].options, rank)) {
@@ -169,7 +174,7 @@ std::optional<Error> PlanOperation::read_headers() {
                                wire::place_text(call().place), call().exchange, *difference));
     }
   }
-  exchange().failures.compare(failures);
+  exchange().failures.compare(digests);
   return std::nullopt;
 }
 
@@ -195,14 +200,18 @@ std::optional<Error> PlanOperation::decode(int source) {
   return Error(ErrorCode::corrupt_message, *problem);
 }
 
+std::vector<plan::LanePair> PlanOperation::prepare_lanes() {
+  make_round();
+  return plan::make_outgoing(exchange().plan_context(), engine().rank(),
+                             own_grouped_.empty() ? own_ : own_grouped_);
+}
+
 std::optional<Error> PlanOperation::make_plan() {
   const Topology& topology = engine().transport().topology();
   const int node = engine().transport().node();
   const std::vector<plan::Membership>& own = own_grouped_.empty() ? own_ : own_grouped_;
   const plan::ColumnCounts counts = read_counts();
-  const plan::PlanContext context{topology, exchange().row_owners, exchange().options.strategy,
-                                  static_cast<std::uint64_t>(exchange().options.range_tokens),
-                                  static_cast<std::uint64_t>(exchange().options.row_alignment)};
+  const plan::PlanContext context = exchange().plan_context();
   std::vector<const plan::Membership*> of_sources(topology.num_ranks(), nullptr);
   for (int source = 0; source < topology.num_ranks(); ++source) {
     if (!plan::needs_membership(context, engine().rank(), source, counts)) continue;

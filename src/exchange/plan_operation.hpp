@@ -15,12 +15,17 @@ class PlanOperation final : public Operation {
  public:
   /// Requires: the routing was checked, or the operation is refused when it starts.
   PlanOperation(std::shared_ptr<ExchangeState> exchange, const Routing& routing);
+  /// The plan of a dispatch that has its number already.
+  PlanOperation(std::shared_ptr<ExchangeState> exchange, const Routing& routing,
+                std::uint32_t plan_number);
 
   bool step() override;
   WaitTarget waits_for() const override;
   bool quiet() override;
 
   const std::shared_ptr<PlanState>& result() const { return result_; }
+  /// The lanes on which this rank will send. Requires: it has its place, and took no step yet
+  std::vector<plan::LanePair> prepare_lanes();
 
  private:
   void make_round();

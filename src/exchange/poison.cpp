@@ -4,12 +4,14 @@
 
 #include <algorithm>
 
+#include "exchange/dispatch.hpp"
 #include "exchange/engine.hpp"
 
 namespace ferry::detail {
 
 void Engine::broadcast(ExchangeState& exchange, const Poison& poison) {
-  exchange.board.post({.call = poison.call, .kind = NoticeKind::refusal}, poison.error);
+  exchange.board->post_to_all({.call = poison.call, .kind = NoticeKind::refusal}, poison.error);
+  exchange.board->flush();
   const std::vector<std::byte> message = wire::encode(wire::PoisonMessage{
       .call = poison.call, .code = poison.error.code(), .text = poison.error.what()});
   const Topology& topology = transport_.topology();
@@ -29,22 +31,28 @@ void Engine::apply(ExchangeState& exchange, const Poison& poison) {
 // The refuser named no plan, or another one than this rank's call at the same place is on: that
 // call cannot end well either, and its plan is lost with it.
 void Engine::apply_to_place(ExchangeState& exchange, const Poison& poison) {
-  exchange.failures.lose_order();
+  const bool no_plan = poison.call.plan == kNoPlan;
   const std::uint64_t place = poison.call.place;
-  if (place >= exchange.next_place) {
+  std::vector<wire::CallId> lost;
+  if (no_plan && (poison.call.after_failure || exchange.failures.order_lost())) {
+    // Places say nothing now: whichever call the refuser left alone, it is one of these.
+    for (const auto& [number, known] : exchange.plans) lost.push_back({.plan = number});
+    for (const auto& [at, operation] : exchange.calls) lost.push_back(operation->call());
+    for (wire::CallId& call : lost) call.kind = wire::OpKind::dispatch;
+  } else if (no_plan && place >= exchange.next_place) {
     exchange.refused_ahead.emplace(place, poison);
-    return;
+  } else if (const wire::CallId* const own = exchange.order.find_own(place)) {
+    lost.push_back(*own);
   }
-  std::optional<wire::CallId> own;
   if (const auto call = exchange.calls.find(place); call != exchange.calls.end()) {
-    call->second->fail(poison.error);
-    own = call->second->call();
-  } else if (const CallOrder::Entry* const entry = exchange.order.find(place)) {
-    own = entry->call;
+    if (!call->second->call().after_failure || no_plan) call->second->fail(poison.error);
   }
-  if (!own || own->plan == kNoPlan || own->plan == poison.call.plan) return;
-  // The refusal does not name this plan, so the others must be told what else has ended.
-  if (fail_plan(exchange, *own, poison.error)) broadcast(exchange, {*own, poison.error});
+  for (wire::CallId& call : lost) {
+    if (call.plan == kNoPlan || call.plan == poison.call.plan) continue;
+    call.exchange = exchange.id;
+    // The refusal does not name this plan, so the others must be told what else has ended.
+    if (fail_plan(exchange, call, poison.error)) broadcast(exchange, {call, poison.error});
+  }
 }
 
 // The plan of a refused call fails with it: ranks that already ended that call must end the next
@@ -55,28 +63,34 @@ bool Engine::fail_plan(ExchangeState& exchange, const wire::CallId& call, const 
   if (const auto known = exchange.plans.find(call.plan); news && known != exchange.plans.end()) {
     retire_flow(known->second);
   }
+  // A dispatch that began beside its plan takes it along.
+  const bool whole = wire::opens_plan(call.kind) || find_early(exchange, call.plan) != nullptr;
   for (const auto& [place, operation] : exchange.calls) {
     const wire::CallId& other = operation->call();
-    if (other.plan != call.plan) continue;
-    if (wire::opens_plan(other.kind) && !wire::opens_plan(call.kind)) continue;
+    if (other.plan != call.plan || (wire::opens_plan(other.kind) && !whole)) continue;
     operation->fail(error);
   }
-  leave_plan(exchange, call.plan);
   return news;
 }
 
-// Calls on a failed plan have failed here, and later ones fail when they start: nothing of this
-// rank touches memory of peers for it any more, and they may take it back.
-void Engine::leave_plan(ExchangeState& exchange, std::uint32_t plan) {
-  if (exchange.failures.find(plan) == nullptr) return;
-  if (exchange.failures.has_left(plan, local_index_)) return;
-  const bool opening = std::ranges::any_of(exchange.calls, [plan](const auto& call) {
-    const Operation& operation = *call.second;
-    return operation.running() && operation.call().plan == plan;
-  });
-  if (opening) return;
-  exchange.failures.mark_left(plan, local_index_);
-  exchange.board.post({.call = {.exchange = exchange.id, .plan = plan}, .kind = NoticeKind::left});
+// Calls on a failed plan have failed here, and later ones fail when they start: once their steps are
+// over, nothing of this rank touches memory of peers for it any more, and they may take it back.
+// A call that opens a plan reads metadata of its peers until it is over.
+void Engine::leave_failed_plans(ExchangeState& exchange) {
+  for (const std::uint32_t plan : exchange.failures.known()) {
+    if (exchange.failures.find(plan) == nullptr) continue;
+    if (exchange.failures.has_left(plan, local_index_)) continue;
+    const bool inside = std::ranges::any_of(exchange.calls, [plan](const auto& call) {
+      const Operation& operation = *call.second;
+      const bool touches = operation.running() || wire::opens_plan(operation.call().kind);
+      return touches && operation.call().plan == plan;
+    });
+    if (inside) continue;
+    exchange.failures.mark_left(plan, local_index_);
+    exchange.board->post_to_all(
+        {.call = {.exchange = exchange.id, .plan = plan}, .kind = NoticeKind::left});
+    exchange.board->flush();
+  }
 }
 
 }  // namespace ferry::detail

@@ -141,12 +141,18 @@ ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement wher
       extra_offset(options.extra_bytes == 0 ? row_bytes : aligned(row_bytes, kExtraAlignment)),
       window_stride_bytes(
           aligned(extra_offset + static_cast<std::uint64_t>(options.extra_bytes), kLineBytes)),
-      board(owner, number),
+      board(std::make_unique<NodeBoard>(owner, number)),
       failures(owner.node_ranks().size()),
       engine_alive_(owner.alive()) {}
 
 ExchangeState::~ExchangeState() {
-  if (!engine_alive_.expired()) engine.settle_plans(*this);
+  if (!engine_alive_.expired()) engine.let_go(*this);
+}
+
+plan::PlanContext ExchangeState::plan_context() const {
+  return {engine.transport().topology(), row_owners, options.strategy,
+          static_cast<std::uint64_t>(options.range_tokens),
+          static_cast<std::uint64_t>(options.row_alignment)};
 }
 
 wire::SharedOptions ExchangeState::shared_options(int num_topk) const {

@@ -100,10 +100,16 @@ class ExchangeState {
   std::uint64_t metadata_rounds = 0;
 
   wire::SharedOptions shared_options(int num_topk) const;
+  /// What plans of this exchange depend on besides the routing.
+  plan::PlanContext plan_context() const;
+  /// A rank of the node touches nothing of a failed plan any more.
+  bool has_left(std::uint32_t plan, int local_rank) const {
+    return failures.has_left(plan, local_rank) || board->is_gone(local_rank);
+  }
   bool weighted() const { return options.weights == WeightMode::at_combine; }
   bool token_major() const { return options.layout == Layout::token_major; }
 
-  NodeBoard board;
+  std::unique_ptr<NodeBoard> board;  ///< the engine takes it over when the exchange goes
   CallOrder order;
   Failures failures;
   /// Calls that are not over, by place.

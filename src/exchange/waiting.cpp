@@ -14,7 +14,7 @@ void Engine::show_waiting(const Operation* operation) {
     const WaitTarget target = operation->waits_for();
     word = pack_waiting({.rank = target.rank, .phase = static_cast<std::uint8_t>(target.phase)});
   }
-  world_->board.own().waiting().store(word, std::memory_order_relaxed);
+  world_->board->own().waiting().store(word, std::memory_order_relaxed);
 }
 
 // A rank of this node shows its heartbeat; one of another node is alive while messages come.
@@ -24,7 +24,7 @@ std::uint64_t Engine::life_sign(const WaitTarget& target) {
                                         static_cast<std::uint64_t>(target.phase));
   const Topology& topology = transport_.topology();
   if (!topology.same_node(target.rank, rank())) return who + network_.arrivals_from(target.rank);
-  ControlBlock* const control = world_->board.of(topology.local_index(target.rank));
+  ControlBlock* const control = world_->board->of(topology.local_index(target.rank));
   if (control == nullptr) return who;
   return who + control->heartbeat().load(std::memory_order_relaxed);
 }
@@ -37,7 +37,7 @@ std::string Engine::describe_wait(const Operation& operation, double waited_s) {
   Phase phase = target.phase;
   for (std::size_t hops = 0; hops < node_ranks_.size(); ++hops) {
     if (rank_at_end < 0 || !topology.same_node(rank_at_end, rank())) break;
-    ControlBlock* const control = world_->board.of(topology.local_index(rank_at_end));
+    ControlBlock* const control = world_->board->of(topology.local_index(rank_at_end));
     if (control == nullptr) break;
     const Waiting next = unpack_waiting(control->waiting().load(std::memory_order_relaxed));
     if (next.rank < 0 || next.rank == rank()) break;

@@ -37,8 +37,8 @@ std::optional<std::string> find_routing_error(const Routing& routing, int num_ex
 std::vector<Membership> split_by_node(const Routing& routing, const ExpertIndex& experts,
                                       const Topology& topology, bool with_slots = false);
 
-/// The same tokens with one entry per (token, rank), ranks ascending; columns are places of ranks in
-/// the node. What a plan for token_major rows is made of.
+/// The same tokens with one entry per (token, rank), ranks ascending; columns are places of ranks
+/// in the node. What a plan for token_major rows is made of.
 Membership group_by_rank(const Membership& membership, const ExpertIndex& experts,
                          const Topology& topology, int node);
 

@@ -220,11 +220,29 @@ RankPlan make_rank_plan(const PlanContext& context, int rank, std::span<const Me
     }
     places.advance_past(source);
   }
-  for (int node = 0; node < topology.num_nodes(); ++node) {
-    if (node == home) continue;
-    add_outgoing({context, rank, node, own[as_size(node)]}, plan.outgoing);
-  }
+  plan.outgoing = make_outgoing(context, rank, own);
   return plan;
+}
+
+std::vector<LanePair> make_outgoing(const PlanContext& context, int rank,
+                                    std::span<const Membership> own) {
+  std::vector<LanePair> outgoing;
+  for (int node = 0; node < context.topology.num_nodes(); ++node) {
+    if (node == context.topology.node_of(rank)) continue;
+    add_outgoing({context, rank, node, own[as_size(node)]}, outgoing);
+  }
+  return outgoing;
+}
+
+std::vector<LanePair> make_gather_lanes(const PlanContext& context, int rank,
+                                        std::uint64_t num_tokens) {
+  FERRY_ASSERT(info(context.strategy).sends_every_token, "strategy {} waits for routing",
+               info(context.strategy).name);
+  // No token has an expert anywhere, as far as is known: all of them go out.
+  Membership unknown;
+  unknown.num_tokens = num_tokens;
+  const std::vector<Membership> own(as_size(context.topology.num_nodes()), unknown);
+  return make_outgoing(context, rank, own);
 }
 
 std::vector<RankPlan> make_all_plans(const PlanContext& context, std::span<const Routing> routing) {

@@ -111,6 +111,15 @@ bool needs_membership(const PlanContext& context, int rank, int source, const Co
 RankPlan make_rank_plan(const PlanContext& context, int rank, std::span<const Membership> own,
                         std::span<const Membership* const> of_sources, const ColumnCounts& counts);
 
+/// The lanes on which a rank sends: part of its plan that needs nothing of other ranks.
+std::vector<LanePair> make_outgoing(const PlanContext& context, int rank,
+                                    std::span<const Membership> own);
+
+/// The same for a strategy that sends every token to every node, before routing is known: the
+/// dispatch direction only.
+std::vector<LanePair> make_gather_lanes(const PlanContext& context, int rank,
+                                        std::uint64_t num_tokens);
+
 /// The plans of all ranks from the routing of all ranks (index = rank): what the ranks would make
 /// together. For tests, pricing and simulation.
 std::vector<RankPlan> make_all_plans(const PlanContext& context, std::span<const Routing> routing);

@@ -128,7 +128,7 @@ void encode(const MetadataHeader& header, std::span<std::byte, kMetadataHeaderBy
                                    (options.row_sources ? kRowSources : 0)));
   to.put_enum(options.layout);
   to.put(options.ranges_in_flight);
-  to.put(header.num_failures);
+  to.put(header.failures_digest);
   to.put(header.num_tokens);
   to.put(header.body_bytes);
   to.put(options.hidden);
@@ -162,7 +162,7 @@ std::optional<std::string> decode(Bytes bytes, MetadataHeader& out) {
   options.row_sources = (flags & kRowSources) != 0;
   options.layout = from.take_enum("layout", Layout::token_major);
   options.ranges_in_flight = from.take<std::uint16_t>();
-  header.num_failures = from.take<std::uint16_t>();
+  header.failures_digest = from.take<std::uint16_t>();
   header.num_tokens = from.take<std::uint64_t>();
   header.body_bytes = from.take<std::uint64_t>();
   options.hidden = from.take<std::uint64_t>();

@@ -105,7 +105,7 @@ std::optional<std::string> find_difference(const SharedOptions& a, int rank_a,
 struct MetadataHeader {
   CallId call;
   std::uint32_t source = 0;
-  std::uint16_t num_failures = 0;  ///< plans that failed in this exchange, as far as source knows
+  std::uint16_t failures_digest = 0;  ///< plans that failed, as far as source knows; 0 = none
   std::uint64_t num_tokens = 0;
   SharedOptions options;
   std::uint64_t body_bytes = 0;  ///< the row summary, then the encoded membership

@@ -120,7 +120,8 @@ TEST(MembershipCodec, TokenListTakesTheSmallerForm) {
       const std::uint64_t n = membership.tokens.size();
       gap_bytes += n < 128 ? 1 : n < 16384 ? 2 : 3;
       const std::uint64_t token_bytes = std::min<std::uint64_t>((num_tokens + 7) / 8, gap_bytes);
-      EXPECT_EQ(encoded_membership_bytes(membership, {.num_columns = 1}), 2 + token_bytes + (n + 1) / 2 + 5 * n)
+      EXPECT_EQ(encoded_membership_bytes(membership, {.num_columns = 1}),
+                2 + token_bytes + (n + 1) / 2 + 5 * n)
           << num_tokens << " tokens, every " << step;
       expect_round_trip(membership, {num_tokens, 1, 1});
     }

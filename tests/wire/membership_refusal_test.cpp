@@ -38,8 +38,8 @@ TEST(MembershipRefusal, VersionAndFlags) {
   EXPECT_EQ(refusal(with_weights("02 03 06 02 21 01 03 00 05 01"), kTen),
             "membership: version is 2; expected 1; fix: run one version of Ferry on all ranks");
   EXPECT_EQ(refusal(with_weights("01 0b 06 02 21 01 03 00 05 01"), kTen),
-            "membership: slots are sent and weights are sent; expected slots false and weights true, "
-            "from the options");
+            "membership: slots are sent and weights are sent; expected slots false and weights "
+            "true, from the options");
   EXPECT_EQ(refusal(with_weights("01 07 06 02 21 01 03 00 00 00 05 00 01 00"), kTen),
             "membership: columns take 2 bytes; expected 1 up to 256 columns, else 2; this node has "
             "6");

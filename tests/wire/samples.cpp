@@ -41,7 +41,7 @@ MetadataHeader sample_metadata() {
   return {
       .call = {2, 3, 0x1122334455667788, 4, 14, OpKind::plan, false},
       .source = 5,
-      .num_failures = 0x0F0E,
+      .failures_digest = 0x0F0E,
       .num_tokens = 4096,
       .options = {.hidden = 7168,
                   .topology_hash = 0xA1A2A3A4A5A6A7A8,
