@@ -73,9 +73,9 @@ bool Engine::fail_plan(ExchangeState& exchange, const wire::CallId& call, const 
   return news;
 }
 
-// Calls on a failed plan have failed here, and later ones fail when they start: once their steps are
-// over, nothing of this rank touches memory of peers for it any more, and they may take it back.
-// A call that opens a plan reads metadata of its peers until it is over.
+// Calls on a failed plan have failed here, and later ones fail when they start: once their steps
+// are over, nothing of this rank touches memory of peers for it any more, and they may take it
+// back. A call that opens a plan reads metadata of its peers until it is over.
 void Engine::leave_failed_plans(ExchangeState& exchange) {
   for (const std::uint32_t plan : exchange.failures.known()) {
     if (exchange.failures.find(plan) == nullptr) continue;
