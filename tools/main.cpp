@@ -6,16 +6,16 @@
 #include <new>
 #include <string>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "bench/command.hpp"
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 #include "ferry/error.hpp"
 
 namespace {
 
-using ferry::bench::ExitCode;
+using ferry::tools::ExitCode;
 
 int fail(ExitCode code, const std::string& text) {
   fmt::print(stderr, "ferry: {}\n", text);
@@ -44,11 +44,11 @@ int run(const CLI::App& bench, const ferry::bench::BenchFlags& flags) {
   try {
     if (bench.parsed()) ferry::bench::run_command(flags);
     return static_cast<int>(ExitCode::ok);
-  } catch (const ferry::bench::UsageError& error) {
+  } catch (const ferry::tools::UsageError& error) {
     return fail(ExitCode::usage, error.what());
-  } catch (const ferry::bench::EnvironmentError& error) {
+  } catch (const ferry::tools::EnvironmentError& error) {
     return fail(ExitCode::environment, error.what());
-  } catch (const ferry::bench::VerificationError& error) {
+  } catch (const ferry::tools::VerificationError& error) {
     return fail(ExitCode::verification_failed, error.what());
   } catch (const ferry::Error& error) {
     return fail(exit_code_of(error.code()), error.what());
@@ -63,12 +63,13 @@ int run(const CLI::App& bench, const ferry::bench::BenchFlags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
-      "Ferry carries the tokens of a Mixture-of-Experts layer to their experts and back.", "ferry");
+  CLI::App app("Ferry carries the tokens of a Mixture-of-Experts layer to their experts and back.",
+               "ferry");
   app.set_version_flag("--version", "ferry " FERRY_VERSION);
   app.require_subcommand(1);
-  app.footer("Example: ferry bench --routing zipf:1.0 --link-rate 1gbit\n"
-             "More:    ferry bench --help");
+  app.footer(
+      "Example: ferry bench --routing zipf:1.0 --link-rate 1gbit\n"
+      "More:    ferry bench --help");
   ferry::bench::BenchFlags flags;
   const CLI::App& bench = ferry::bench::add_command(app, flags);
   try {

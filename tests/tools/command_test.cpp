@@ -33,7 +33,7 @@ std::string content_of(const std::filesystem::path& path) {
 }
 
 Outcome ferry(const std::string& arguments) {
-  const TemporaryDirectory directory;
+  const tools::TemporaryDirectory directory;
   const std::filesystem::path out = directory.path() / "out";
   const std::filesystem::path err = directory.path() / "err";
   const std::string line = "'" FERRY_COMMAND "' " + arguments + " >'" + out.string() + "' 2>'" +
@@ -63,9 +63,10 @@ TEST(Command, HelpAndVersionGoToStandardOutput) {
   const Outcome bench_help = ferry("bench --help");
   EXPECT_EQ(bench_help.code, 0);
   for (const char* flag :
-       {"--trace", "--layer", "--routing", "--nodes", "--ranks-per-node", "--tokens", "--hidden",
-        "--topk", "--experts", "--dtype", "--wire", "--strategy", "--link-rate", "--repeat",
-        "--seed", "--json", "--fragment-bytes", "--range-tokens", "Examples:", "Exit codes:"}) {
+       {"--trace",  "--layer",          "--routing",      "--nodes",   "--ranks-per-node",
+        "--tokens", "--hidden",         "--topk",         "--experts", "--dtype",
+        "--wire",   "--strategy",       "--link-rate",    "--repeat",  "--seed",
+        "--json",   "--fragment-bytes", "--range-tokens", "Examples:", "Exit codes:"}) {
     EXPECT_NE(bench_help.out.find(flag), std::string::npos) << flag;
   }
 }
@@ -129,8 +130,8 @@ TEST(Command, CountedBytesAreRowsPlusHeaders) {
 TEST(Command, TableNamesBestWhyAndNext) {
   const Outcome outcome = ferry(kSmall + "--strategy flat,node_dedup --link-rate 100mbit");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  for (const char* text : {"flat ", "node_dedup ", "bound ", "paced to 100 Mbit/s", "Why:  ",
-                           "Next: ", "vs flat", "rows/token", "2 nodes, 4 ranks"}) {
+  for (const char* text : {"flat ", "node_dedup ", "bound ", "paced to 100 Mbit/s",
+                           "Why:  ", "Next: ", "vs flat", "rows/token", "2 nodes, 4 ranks"}) {
     EXPECT_NE(outcome.out.find(text), std::string::npos) << text << "\n" << outcome.out;
   }
   EXPECT_EQ(outcome.out.find("rank_dedup"), std::string::npos);
@@ -152,8 +153,8 @@ TEST(Command, RunsARaggedGroupWithEmptyRanks) {
 }
 
 TEST(Command, ReadsATrace) {
-  const TemporaryDirectory directory;
-  write_small_trace(directory);
+  const tools::TemporaryDirectory directory;
+  tools::write_small_trace(directory);
   const std::string trace =
       "bench --nodes 2 --ranks-per-node 1 --repeat 1 --trace '" + directory.path().string() + "' ";
   const Outcome outcome = ferry(trace + "--layer 1 --tokens 2 --json");
@@ -175,8 +176,8 @@ TEST(Command, WrongUsageEndsWith2AndSaysWhatIsAllowed) {
   for (const char* arguments :
        {"", "fly", "bench --no-such-flag", "bench --nodes", "bench --nodes two",
         "bench --strategy best", "bench --dtype f64", "bench --link-rate fast", "bench --topk 65",
-        "bench --topk 9 --experts 8", "bench --tokens 1,2", "bench --repeat 0",
-        "bench --wire f8", "bench --routing zipf:x", "bench --hidden 0"}) {
+        "bench --topk 9 --experts 8", "bench --tokens 1,2", "bench --repeat 0", "bench --wire f8",
+        "bench --routing zipf:x", "bench --hidden 0"}) {
     const Outcome outcome = ferry(arguments);
     EXPECT_EQ(outcome.code, 2) << arguments;
     EXPECT_EQ(outcome.out, "") << arguments;
@@ -203,15 +204,16 @@ TEST(Command, VerificationNoticesEveryKindOfFaultAndEndsWith3) {
 }
 
 TEST(Command, AnUnreadableTraceOrTooLittleMemoryEndsWith4) {
-  const TemporaryDirectory directory;
+  const tools::TemporaryDirectory directory;
   const std::string trace = "bench --trace '" + directory.path().string() + "'";
   EXPECT_EQ(ferry(trace).code, 4);
   directory.write("meta.json", R"({"num_experts": 4})");
   const Outcome no_array = ferry(trace);
   EXPECT_EQ(no_array.code, 4);
   EXPECT_NE(no_array.err.find("topk_idx.npy"), std::string::npos) << no_array.err;
-  const Outcome huge = ferry("bench --nodes 1 --ranks-per-node 1 --tokens 100000 --hidden 1048576 "
-                             "--topk 64 --experts 64");
+  const Outcome huge = ferry(
+      "bench --nodes 1 --ranks-per-node 1 --tokens 100000 --hidden 1048576 "
+      "--topk 64 --experts 64");
   EXPECT_EQ(huge.code, 4);
   EXPECT_NE(huge.err.find("GB are free"), std::string::npos) << huge.err;
 }

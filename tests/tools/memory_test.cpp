@@ -6,8 +6,9 @@
 
 #include <gtest/gtest.h>
 
-#include "bench/failures.hpp"
 #include "bench/result.hpp"
+#include "common/failures.hpp"
+#include "common/memory_check.hpp"
 
 namespace ferry::bench {
 namespace {
@@ -20,8 +21,8 @@ TEST(HugeBuffer, StartsOnAHugePageAndCanBeEmpty) {
 }
 
 TEST(CheckMemory, RefusesMoreThanTheMachineHas) {
-  EXPECT_NO_THROW(check_memory(1));
-  EXPECT_THROW(check_memory(std::uint64_t{1} << 60), EnvironmentError);
+  EXPECT_NO_THROW(tools::check_memory(1, "less"));
+  EXPECT_THROW(tools::check_memory(std::uint64_t{1} << 60, "less"), tools::EnvironmentError);
 }
 
 TEST(MemcpyReference, CopiesAnyNumberOfRows) {

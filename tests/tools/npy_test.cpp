@@ -1,13 +1,13 @@
 // Arrays of every allowed type are read; everything else is refused with the reason and the fix.
 
-#include "bench/npy.hpp"
+#include "common/npy.hpp"
 
 #include <gtest/gtest.h>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 #include "tools/trace_files.hpp"
 
-namespace ferry::bench {
+namespace ferry::tools {
 namespace {
 
 std::string refusal(const std::filesystem::path& path) {
@@ -46,8 +46,8 @@ TEST(Npy, ReadsVersion2AndAnyKeyOrder) {
   bytes += std::string("\x02\x00", 2);
   bytes += static_cast<char>(header.size());
   bytes += std::string(3, '\0');
-  const NpyArray array = read_npy(
-      directory.write("a.npy", bytes + header + std::string("\0\0\x80\x3F\0\0\0\xC0", 8)));
+  const NpyArray array =
+      read_npy(directory.write("a.npy", bytes + header + std::string("\0\0\x80\x3F\0\0\0\xC0", 8)));
   EXPECT_EQ(array.shape, (std::vector<std::int64_t>{1, 2}));
   EXPECT_EQ(array.number(0), 1.0);
   EXPECT_EQ(array.number(1), -2.0);
@@ -95,4 +95,4 @@ TEST(Npy, NamesAFileThatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace ferry::bench
+}  // namespace ferry::tools

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 
 namespace ferry::bench {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 std::string refusal(const BenchFlags& flags) {
   try {
     parse_bench_flags(flags);
-  } catch (const UsageError& error) {
+  } catch (const tools::UsageError& error) {
     return error.what();
   }
   return "accepted";
@@ -24,9 +24,9 @@ TEST(LinkRate, KnowsTheUnitsOfNetworks) {
   EXPECT_EQ(parse_link_rate("2.5gbit"), 2.5e9);
   EXPECT_EQ(parse_link_rate("100mbit"), 1e8);
   EXPECT_EQ(parse_link_rate("64kbit"), 64e3);
-  for (const char* bad : {"", "1", "gbit", "1gb", "-1gbit", "0gbit", "nangbit", "infgbit",
-                          "1gbitx", "1 gbit"}) {
-    EXPECT_THROW(parse_link_rate(bad), UsageError) << bad;
+  for (const char* bad :
+       {"", "1", "gbit", "1gb", "-1gbit", "0gbit", "nangbit", "infgbit", "1gbitx", "1 gbit"}) {
+    EXPECT_THROW(parse_link_rate(bad), tools::UsageError) << bad;
   }
 }
 
@@ -34,7 +34,7 @@ TEST(BenchFlags, Defaults) {
   const BenchOptions options = parse_bench_flags({});
   EXPECT_EQ(options.strategies.size(), 4U);
   EXPECT_EQ(options.num_ranks(), 8);
-  EXPECT_FALSE(options.zipf_exponent.has_value());
+  EXPECT_EQ(options.pattern, tools::RoutingPattern{});
   EXPECT_FALSE(options.wire_dispatch.has_value());
   EXPECT_FALSE(options.wire_combine.has_value());
 }

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-namespace ferry::bench {
+namespace ferry::tools {
 
 class TemporaryDirectory {
  public:
@@ -62,9 +62,8 @@ inline void write_small_trace(const TemporaryDirectory& directory) {
     }
   }
   directory.write("topk_idx.npy", npy(npy_header("|u1", "(6, 2, 2)"), data));
-  directory.write("meta.json",
-                  R"({"model": "tiny", "num_experts": 4, "hidden": 16,)"
-                  R"( "sequence_lengths": [2, 3, 1]})");
+  directory.write("meta.json", R"({"model": "tiny", "num_experts": 4, "hidden": 16,)"
+                               R"( "sequence_lengths": [2, 3, 1]})");
 }
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools

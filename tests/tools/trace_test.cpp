@@ -1,15 +1,15 @@
 // Traces on disk: what is read, what is refused, and how sequences are shared out to ranks.
 
-#include "bench/trace.hpp"
+#include "common/trace.hpp"
 
 #include <numeric>
 
 #include <gtest/gtest.h>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 #include "tools/trace_files.hpp"
 
-namespace ferry::bench {
+namespace ferry::tools {
 namespace {
 
 std::string load_refusal(const TemporaryDirectory& directory) {
@@ -30,8 +30,7 @@ TEST(Trace, ReadsALayer) {
   EXPECT_EQ(trace.info().hidden, 16);
   EXPECT_EQ(trace.info().num_layers, 2);
   const TraceLayer layer = trace.layer(1);
-  EXPECT_EQ(layer.topk_idx,
-            (std::vector<std::int32_t>{2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3, 0}));
+  EXPECT_EQ(layer.topk_idx, (std::vector<std::int32_t>{2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3, 0}));
   EXPECT_TRUE(layer.topk_weights.empty());
   EXPECT_THROW(trace.layer(2), UsageError);
 }
@@ -63,8 +62,7 @@ TEST(Trace, RefusesWrongArrays) {
   write_small_trace(directory);
   directory.write("topk_weights.npy", npy(npy_header("<f4", "(6, 2, 1)"), std::string(48, '\0')));
   EXPECT_NE(load_refusal(directory).find("allowed: float32 of the shape"), std::string::npos);
-  directory.write("topk_weights.npy",
-                  npy(npy_header("<f4", "(6, 2, 2)"), std::string(96, '\xFF')));
+  directory.write("topk_weights.npy", npy(npy_header("<f4", "(6, 2, 2)"), std::string(96, '\xFF')));
   EXPECT_NE(load_refusal(directory).find("is not a finite number"), std::string::npos);
   directory.write("topk_idx.npy", npy(npy_header("|u1", "(12, 2)"), std::string(24, '\0')));
   EXPECT_NE(load_refusal(directory).find("[num_tokens, num_layers, num_topk]"), std::string::npos);
@@ -104,4 +102,4 @@ TEST(SplitSequences, SaysWhenALimitCutsASequence) {
 }
 
 }  // namespace
-}  // namespace ferry::bench
+}  // namespace ferry::tools

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 #include "tools/trace_files.hpp"
 
 namespace ferry::bench {
@@ -71,8 +71,8 @@ TEST(CountRows, UniformRoutingMeetsTheClosedForms) {
 }
 
 TEST(MakeWorkload, TakesWholeSequencesOfATraceAndSaysWhatItCut) {
-  const TemporaryDirectory directory;
-  write_small_trace(directory);
+  const tools::TemporaryDirectory directory;
+  tools::write_small_trace(directory);
   BenchOptions options = options_for(1, 2);
   options.hidden.reset();
   options.trace_directory = directory.path().string();
@@ -95,7 +95,7 @@ TEST(MakeWorkload, RefusesMoreTopkThanExperts) {
   BenchOptions options = options_for(1, 2);
   options.num_experts = 4;
   options.num_topk = 5;
-  EXPECT_THROW(make_workload(options), UsageError);
+  EXPECT_THROW(make_workload(options), tools::UsageError);
 }
 
 }  // namespace

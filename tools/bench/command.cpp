@@ -8,14 +8,15 @@
 #include <mutex>
 #include <string>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "bench/memory.hpp"
 #include "bench/print.hpp"
 #include "bench/rank_bench.hpp"
 #include "bench/result.hpp"
 #include "bench/workload.hpp"
+#include "common/memory_check.hpp"
 #include "ferry/threads.hpp"
 
 namespace ferry::bench {
@@ -82,16 +83,16 @@ void run_command(const BenchFlags& flags) {
   const BenchOptions options = parse_bench_flags(flags);
   const Workload workload = make_workload(options);
   const RowCounts counts = count_rows(workload);
-  check_memory(needed_bytes(workload, counts));
+  tools::check_memory(needed_bytes(workload, counts),
+                      "fewer --tokens, a smaller --hidden or --topk, or fewer ranks");
   RunContext context{options, workload, counts, StartLine(workload.num_ranks()), {}, {}};
-  context.records.assign(
-      options.strategies.size(),
-      std::vector<RankRecord>(static_cast<std::size_t>(workload.num_ranks())));
+  context.records.assign(options.strategies.size(),
+                         std::vector<RankRecord>(static_cast<std::size_t>(workload.num_ranks())));
   std::vector<StrategyResult> results;
   try {
     run_ranks(context);
     results = summarise(context);
-  } catch (const VerificationError& failure) {
+  } catch (const tools::VerificationError& failure) {
     clear_progress();
     if (options.json) {
       fmt::print("{}\n", to_json_failed(context, failure.strategy(), failure.what()));

@@ -2,8 +2,8 @@
 // `ferry bench`: measures every strategy on a routing trace or on generated routing, and verifies
 // what it measures.
 
-#include "bench/failures.hpp"
 #include "bench/options.hpp"
+#include "common/failures.hpp"
 
 namespace ferry::bench {
 

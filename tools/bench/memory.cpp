@@ -7,13 +7,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 
 namespace ferry::bench {
 namespace {
@@ -30,13 +29,14 @@ constexpr std::uint64_t kMaxColdBytes = 128ULL << 20;
 HugeBuffer::HugeBuffer(std::uint64_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   mapped_bytes_ = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
-  mapping_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                  0);
+  mapping_ =
+      mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping_ == MAP_FAILED) {
     mapping_ = nullptr;
-    throw EnvironmentError(fmt::format("no memory for a buffer of {} bytes: {}; fix: fewer "
-                                       "--tokens, a smaller --hidden or fewer ranks",
-                                       bytes, std::strerror(errno)));
+    throw tools::EnvironmentError(
+        fmt::format("no memory for a buffer of {} bytes: {}; fix: fewer "
+                    "--tokens, a smaller --hidden or fewer ranks",
+                    bytes, std::strerror(errno)));
   }
   const auto address = reinterpret_cast<std::uintptr_t>(mapping_);
   const std::uintptr_t aligned = (address + kHugePage - 1) / kHugePage * kHugePage;
@@ -81,8 +81,8 @@ void CacheCooler::cool() {
 }
 
 MemcpyReference::MemcpyReference(const Shape& shape) : shape_(shape) {
-  const auto cold_rows = static_cast<std::int64_t>(
-      (shape.cold_bytes + shape.row_bytes - 1) / shape.row_bytes);
+  const auto cold_rows =
+      static_cast<std::int64_t>((shape.cold_bytes + shape.row_bytes - 1) / shape.row_bytes);
   pool_rows_ = std::max(shape.num_rows, cold_rows);
   source_ = HugeBuffer(static_cast<std::uint64_t>(pool_rows_) * shape.row_bytes);
   target_ = HugeBuffer(static_cast<std::uint64_t>(pool_rows_) * shape.row_bytes);
@@ -96,23 +96,6 @@ void MemcpyReference::copy() {
     const std::uint64_t at = static_cast<std::uint64_t>(next_row_) * shape_.row_bytes;
     std::memcpy(target_.data() + at, source_.data() + at, shape_.row_bytes);
     if (++next_row_ == pool_rows_) next_row_ = 0;
-  }
-}
-
-void check_memory(std::uint64_t needed_bytes) {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  std::uint64_t kibibytes = 0;
-  std::string unit;
-  while (file >> key >> kibibytes && std::getline(file, unit)) {
-    if (key != "MemAvailable:") continue;
-    if (needed_bytes / 1024 > kibibytes) {
-      throw EnvironmentError(fmt::format(
-          "this run needs about {:.1f} GB of memory, {:.1f} GB are free; fix: fewer --tokens, a "
-          "smaller --hidden or --topk, or fewer ranks",
-          static_cast<double>(needed_bytes) / 1e9, static_cast<double>(kibibytes) * 1024 / 1e9));
-    }
-    return;
   }
 }
 

@@ -63,7 +63,4 @@ class MemcpyReference {
   HugeBuffer target_;
 };
 
-/// Errors: EnvironmentError when the machine has less memory free than a run needs.
-void check_memory(std::uint64_t needed_bytes);
-
 }  // namespace ferry::bench

@@ -2,78 +2,37 @@
 #include "bench/options.hpp"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <string_view>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
+#include "common/flags.hpp"
+#include "common/trace_routing.hpp"
 
 namespace ferry::bench {
 namespace {
 
-constexpr int kMaxRanks = 1024;
 constexpr std::array kStrategies = {Strategy::flat, Strategy::rank_dedup, Strategy::node_gather,
                                     Strategy::node_dedup};
-
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const std::size_t end = text.find(separator);
-    parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
-
-/// A whole text as a number; nothing when anything is left over.
-template <typename Number>
-std::optional<Number> number(std::string_view text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-DType parse_dtype(std::string_view flag, std::string_view name) {
-  const std::optional<DType> dtype = dtype_from_string(name);
-  if (!dtype) {
-    throw UsageError(fmt::format("{} {}: no such format; allowed: f32, bf16, f16", flag, name));
-  }
-  return *dtype;
-}
-
-void parse_wire(const std::string& text, BenchOptions& options) {
-  if (text.empty()) return;
-  constexpr std::string_view kCombine = "combine=";
-  for (const std::string_view part : split(text, ',')) {
-    if (part.substr(0, kCombine.size()) == kCombine) {
-      options.wire_combine = parse_dtype("--wire combine", part.substr(kCombine.size()));
-    } else {
-      const DType both = parse_dtype("--wire", part);
-      options.wire_dispatch = both;
-      // `--wire NAME` is both directions, unless combine= says otherwise, in either order.
-      if (!options.wire_combine) options.wire_combine = both;
-    }
-  }
-}
 
 std::vector<Strategy> parse_strategies(const std::string& text) {
   if (text == "all") return {kStrategies.begin(), kStrategies.end()};
   std::vector<Strategy> strategies;
-  for (const std::string_view name : split(text, ',')) {
+  for (const std::string_view name : tools::split(text, ',')) {
     const std::optional<Strategy> strategy = strategy_from_string(name);
     if (!strategy) {
-      throw UsageError(fmt::format("--strategy {}: no such strategy; allowed: all, or a comma list "
-                                   "of flat, rank_dedup, node_gather, node_dedup",
-                                   name));
+      throw tools::UsageError(
+          fmt::format("--strategy {}: no such strategy; allowed: all, or a comma list "
+                      "of flat, rank_dedup, node_gather, node_dedup",
+                      name));
     }
     for (const Strategy earlier : strategies) {
       if (earlier == *strategy) {
-        throw UsageError(fmt::format("--strategy {}: {} is named twice; fix: name each once", text,
-                                     name));
+        throw tools::UsageError(
+            fmt::format("--strategy {}: {} is named twice; fix: name each once", text, name));
       }
     }
     strategies.push_back(*strategy);
@@ -81,73 +40,31 @@ std::vector<Strategy> parse_strategies(const std::string& text) {
   return strategies;
 }
 
-std::vector<std::int64_t> parse_tokens(const std::string& text, int num_ranks) {
-  if (text.empty()) return {};
-  std::vector<std::int64_t> tokens;
-  for (const std::string_view part : split(text, ',')) {
-    const std::optional<std::int64_t> count = number<std::int64_t>(part);
-    constexpr std::int64_t kMaxTokens = 1 << 24;
-    if (!count || *count < 0 || *count > kMaxTokens) {
-      throw UsageError(fmt::format("--tokens {}: '{}' is no token count; allowed: 0..{}", text,
-                                   part, kMaxTokens));
-    }
-    tokens.push_back(*count);
-  }
-  if (tokens.size() != 1 && tokens.size() != static_cast<std::size_t>(num_ranks)) {
-    throw UsageError(fmt::format("--tokens {}: {} counts for {} ranks; fix: give one count for "
-                                 "all ranks, or one per rank",
-                                 text, tokens.size(), num_ranks));
-  }
-  return tokens;
-}
-
-std::optional<double> parse_routing(const std::string& text) {
-  constexpr std::string_view kZipf = "zipf:";
-  if (text == "uniform") return std::nullopt;
-  if (text.substr(0, kZipf.size()) == kZipf) {
-    const std::optional<double> exponent =
-        number<double>(std::string_view(text).substr(kZipf.size()));
-    if (exponent && *exponent >= 0 && *exponent <= 10) return exponent;
-  }
-  throw UsageError(fmt::format("--routing {}: no such routing; allowed: uniform, or zipf:S with "
-                               "the exponent S in 0..10, for example zipf:1.0",
-                               text));
-}
-
 Fault parse_fault(const std::string& text) {
   if (text == "none") return Fault::none;
   if (text == "row") return Fault::row;
   if (text == "out") return Fault::out;
   if (text == "bytes") return Fault::bytes;
-  throw UsageError(fmt::format("--inject-fault {}: allowed: none, row, out, bytes", text));
+  throw tools::UsageError(fmt::format("--inject-fault {}: allowed: none, row, out, bytes", text));
 }
 
 /// Only what the trace does not decide may be given beside --trace.
 void check_trace_flags(const BenchOptions& options) {
-  if (options.trace_directory.empty()) {
-    if (options.layer != 0) {
-      throw UsageError(fmt::format("--layer {}: only a trace has layers; fix: add --trace DIR",
-                                   options.layer));
-    }
-    return;
-  }
+  tools::check_layer(options.trace_directory, options.layer);
+  if (options.trace_directory.empty()) return;
   if (options.num_topk || options.num_experts || options.routing != "uniform") {
-    throw UsageError("--trace decides the routing, top-k and experts; fix: leave out --routing, "
-                     "--topk and --experts");
+    throw tools::UsageError(
+        "--trace decides the routing, top-k and experts; fix: leave out --routing, "
+        "--topk and --experts");
   }
 }
 
 void check_ranges(const BenchOptions& options) {
   const auto check = [](std::string_view flag, std::int64_t value, std::int64_t low,
                         std::int64_t high) {
-    if (value < low || value > high) {
-      throw UsageError(fmt::format("{} {}: allowed: {}..{}", flag, value, low, high));
-    }
+    tools::check_range(flag, value, {low, high});
   };
-  check("--nodes", options.num_nodes, 1, kMaxRanks);
-  check("--ranks-per-node", options.ranks_per_node, 1, kMaxRanks);
-  check("--nodes times --ranks-per-node", std::int64_t{options.num_nodes} * options.ranks_per_node,
-        1, kMaxRanks);
+  tools::check_ranks(options.num_nodes, options.ranks_per_node);
   check("--repeat", options.repeat, 1, 1'000'000);
   check("--hidden", options.hidden.value_or(1), 1, 1 << 20);
   check("--topk", options.num_topk.value_or(1), 1, 64);
@@ -168,13 +85,14 @@ double parse_link_rate(const std::string& text) {
   for (const Unit& unit : kUnits) {
     if (text.size() <= unit.name.size() || !std::string_view(text).ends_with(unit.name)) continue;
     const std::string_view digits(text.data(), text.size() - unit.name.size());
-    const std::optional<double> value = number<double>(digits);
+    const std::optional<double> value = tools::number<double>(digits);
     if (value && *value > 0 && std::isfinite(*value)) return *value * unit.bits_per_s;
   }
-  throw UsageError(fmt::format("--link-rate {}: no rate; allowed: a number > 0 with kbit, mbit, "
-                               "gbit or tbit (bits per second), for example 1gbit; 0 = as fast as "
-                               "memory",
-                               text));
+  throw tools::UsageError(
+      fmt::format("--link-rate {}: no rate; allowed: a number > 0 with kbit, mbit, "
+                  "gbit or tbit (bits per second), for example 1gbit; 0 = as fast as "
+                  "memory",
+                  text));
 }
 
 void add_bench_flags(CLI::App& command, BenchFlags& flags) {
@@ -187,7 +105,9 @@ void add_bench_flags(CLI::App& command, BenchFlags& flags) {
       "routing trace of a real model: topk_idx.npy, meta.json [, topk_weights.npy]")
       ->type_name("DIR");
   add(kWhat, "--layer", plain.layer, "layer of the trace")->capture_default_str();
-  add(kWhat, "--routing", plain.routing, "generated routing: uniform, or zipf:S for skew")
+  add(kWhat, "--routing", plain.routing,
+      "generated routing: uniform; zipf:S, skewed; khot:K, every token takes K hot experts first;\n"
+      "group:G,M, experts of M of G groups per token")
       ->capture_default_str();
   add(kWhat, "--tokens", flags.tokens,
       "tokens per rank, or a comma list with one count per rank; default 512, or the whole trace")
@@ -232,11 +152,13 @@ BenchOptions parse_bench_flags(const BenchFlags& flags) {
   check_ranges(options);
   options.all_strategies = flags.strategy == "all";
   options.strategies = parse_strategies(flags.strategy);
-  options.dtype = parse_dtype("--dtype", flags.dtype);
-  parse_wire(flags.wire, options);
+  options.dtype = tools::parse_dtype("--dtype", flags.dtype);
+  const tools::WireFormats wire = tools::parse_wire(flags.wire);
+  options.wire_dispatch = wire.dispatch;
+  options.wire_combine = wire.combine;
   options.link_bits_per_s = parse_link_rate(flags.link_rate);
-  options.tokens = parse_tokens(flags.tokens, options.num_ranks());
-  options.zipf_exponent = parse_routing(options.routing);
+  options.tokens = tools::parse_tokens(flags.tokens, options.num_ranks());
+  options.pattern = tools::parse_routing(options.routing);
   options.fault = parse_fault(flags.fault);
   check_trace_flags(options);
   return options;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/generator.hpp"
 #include "ferry/dtype.hpp"
 #include "ferry/options.hpp"
 
@@ -22,9 +23,9 @@ struct BenchOptions {
   // What is exchanged
   std::string trace_directory;  ///< empty = generated routing
   int layer = 0;
-  std::string routing = "uniform";     ///< as given
-  std::optional<double> zipf_exponent;  ///< unset = uniform
-  std::vector<std::int64_t> tokens;     ///< one for all ranks, or one per rank; empty = default
+  std::string routing = "uniform";   ///< as given
+  tools::RoutingPattern pattern;     ///< what it says
+  std::vector<std::int64_t> tokens;  ///< one for all ranks, or one per rank; empty = default
   std::optional<std::int64_t> hidden;
   std::optional<int> num_topk;
   std::optional<int> num_experts;

@@ -1,27 +1,19 @@
 // Fields and their order are those of docs/metrics.md. Fields are added to a schema version, never
 // renamed or removed.
-#include <cmath>
-
 #include <nlohmann/json.hpp>
 
 #include "bench/print.hpp"
+#include "common/text.hpp"
 
 namespace ferry::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Nanoseconds are the last digit that a clock gives; more digits would only look exact.
-double rounded(double value) { return std::round(value * 1000) / 1000; }
-/// Ratios to four digits; a ratio of nothing to nothing is null, since JSON has no NaN.
-Json ratio(double value) {
-  return std::isfinite(value) ? Json(std::round(value * 1e4) / 1e4) : Json(nullptr);
-}
-
 Json spread(const Spread& values) {
-  return {{"median", rounded(values.median)},
-          {"p10", rounded(values.p10)},
-          {"p90", rounded(values.p90)}};
+  return {{"median", tools::rounded(values.median)},
+          {"p10", tools::rounded(values.p10)},
+          {"p90", tools::rounded(values.p90)}};
 }
 
 Json what_was_run(const RunContext& context, Strategy strategy) {
@@ -57,11 +49,6 @@ Json what_was_run(const RunContext& context, Strategy strategy) {
           {"range_tokens", context.settings.range_tokens}};
 }
 
-// A trace path may hold bytes that are not UTF-8; they are replaced rather than refused.
-std::string line_of(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 }  // namespace
 
 std::string to_json(const RunContext& context, const StrategyResult& result) {
@@ -70,11 +57,11 @@ std::string to_json(const RunContext& context, const StrategyResult& result) {
   json["plan_us"] = spread(result.plan_us);
   json["dispatch_us"] = spread(result.dispatch_us);
   json["combine_us"] = spread(result.combine_us);
-  json["memcpy_us"] = rounded(result.memcpy_us.median);
-  json["memcpy_us_p10"] = rounded(result.memcpy_us.p10);
-  json["memcpy_us_p90"] = rounded(result.memcpy_us.p90);
-  json["dispatch_vs_memcpy"] = ratio(result.dispatch_vs_memcpy());
-  json["combine_vs_memcpy"] = ratio(result.combine_vs_memcpy());
+  json["memcpy_us"] = tools::rounded(result.memcpy_us.median);
+  json["memcpy_us_p10"] = tools::rounded(result.memcpy_us.p10);
+  json["memcpy_us_p90"] = tools::rounded(result.memcpy_us.p90);
+  json["dispatch_vs_memcpy"] = tools::ratio(result.dispatch_vs_memcpy());
+  json["combine_vs_memcpy"] = tools::ratio(result.combine_vs_memcpy());
   json["logical_bytes_dispatch"] = result.logical_bytes_dispatch;
   json["inter_node_rows_dispatch"] = result.inter_node_rows_dispatch;
   json["inter_node_rows_combine"] = result.inter_node_rows_combine;
@@ -88,18 +75,18 @@ std::string to_json(const RunContext& context, const StrategyResult& result) {
   json["window_bytes"] = result.window_bytes;
   json["pool_bytes"] = result.pool_bytes;
   if (context.settings.paced) {
-    json["link_utilisation"] = ratio(result.link_utilisation());
-    json["link_utilisation_dispatch"] = ratio(result.link_utilisation_dispatch);
-    json["link_utilisation_combine"] = ratio(result.link_utilisation_combine);
+    json["link_utilisation"] = tools::ratio(result.link_utilisation());
+    json["link_utilisation_dispatch"] = tools::ratio(result.link_utilisation_dispatch);
+    json["link_utilisation_combine"] = tools::ratio(result.link_utilisation_combine);
   }
-  return line_of(json);
+  return tools::line_of(json);
 }
 
 std::string to_json_failed(const RunContext& context, Strategy strategy, const std::string& text) {
   Json json = what_was_run(context, strategy);
   json["verified"] = false;
   json["error"] = text;
-  return line_of(json);
+  return tools::line_of(json);
 }
 
 }  // namespace ferry::bench

@@ -6,24 +6,10 @@
 
 #include "bench/advice.hpp"
 #include "bench/print.hpp"
+#include "common/text.hpp"
 
 namespace ferry::bench {
 namespace {
-
-std::string duration(double us) {
-  if (us < 1000) return fmt::format("{:.0f} us", us);
-  if (us < 1e6) return fmt::format("{:.2f} ms", us / 1e3);
-  return fmt::format("{:.2f} s", us / 1e6);
-}
-
-std::string megabytes(std::uint64_t bytes) {
-  return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6);
-}
-
-/// "1 node", "2 nodes"
-std::string counted(std::int64_t count, std::string_view noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
 
 std::string rate(double bits_per_s) {
   if (bits_per_s >= 1e9) return fmt::format("{:g} Gbit/s", bits_per_s / 1e9);
@@ -45,15 +31,16 @@ std::string heading(const RunContext& context) {
       "{}, {} ({}; {})\n"
       "{}, top-{} of {} experts, hidden {} {}; between nodes {} out, {} back\n"
       "routing: {}\n",
-      counted(workload.topology.num_nodes(), "node"), counted(workload.num_ranks(), "rank"),
-      context.settings.transport, links, counted(workload.num_tokens(), "token"), workload.num_topk,
+      tools::counted(workload.topology.num_nodes(), "node"),
+      tools::counted(workload.num_ranks(), "rank"), context.settings.transport, links,
+      tools::counted(workload.num_tokens(), "token"), workload.num_topk,
       workload.placement.num_experts(), workload.shape.hidden, to_string(workload.shape.dtype),
       to_string(wire_dispatch(options)), to_string(wire_combine(options)), routing);
   for (const std::string& note : workload.notes) text += fmt::format("note: {}\n", note);
   return text + fmt::format(
                     "medians of {} after a warm-up; every row, every sum and every "
                     "byte count was verified\n\n",
-                    counted(options.repeat, "repeat"));
+                    tools::counted(options.repeat, "repeat"));
 }
 
 std::string memcpy_ratios(const StrategyResult& result) {
@@ -76,9 +63,10 @@ std::string row_of(const RunContext& context, const StrategyResult& result,
   const double rows = static_cast<double>(result.inter_node_rows_dispatch);
   return fmt::format(
       kRow, to_string(result.strategy), tokens > 0 ? fmt::format("{:.3f}", rows / tokens) : "-",
-      megabytes(result.counted.dispatch), megabytes(result.counted.combine),
-      duration(result.plan_us.median), duration(result.dispatch_us.median),
-      duration(result.combine_us.median), duration(result.total_us()),
+      tools::megabytes(static_cast<double>(result.counted.dispatch)),
+      tools::megabytes(static_cast<double>(result.counted.combine)),
+      tools::duration(result.plan_us.median), tools::duration(result.dispatch_us.median),
+      tools::duration(result.combine_us.median), tools::duration(result.total_us()),
       flat_us ? fmt::format("{:.2f}x", *flat_us / result.total_us()) : "-", memcpy_ratios(result));
 }
 
@@ -94,13 +82,13 @@ std::string to_table(const RunContext& context, const std::vector<StrategyResult
   const auto bound = static_cast<double>(context.counts.bound);
   text += fmt::format("{:<12} {:>10} {:>9} {:>9}\n", "bound",
                       tokens > 0 ? fmt::format("{:.3f}", bound / tokens) : "-",
-                      megabytes(results.front().bound_bytes_dispatch),
-                      megabytes(results.front().bound_bytes_combine));
+                      tools::megabytes(static_cast<double>(results.front().bound_bytes_dispatch)),
+                      tools::megabytes(static_cast<double>(results.front().bound_bytes_combine)));
   text += fmt::format(
       "\nrows/token and MB: what crosses between nodes, all ranks together; bound: one row per "
       "(token, node)\nvs flat: total of flat / total; vs memcpy: memcpy of the received rows "
       "({}) / dispatch, / combine\n\n",
-      duration(results.front().memcpy_us.median));
+      tools::duration(results.front().memcpy_us.median));
   return text + "Why:  " + why_best(context, results) + "\nNext: " + what_next(context, results) +
          "\n";
 }

@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 #include "support/rows.hpp"
 #include "support/verify.hpp"
 
@@ -112,7 +112,7 @@ void RankBench::line_up() {
 
 void RankBench::fail(std::size_t strategy, const std::string& text) {
   const Strategy which = context_.options.strategies[strategy];
-  throw VerificationError(
+  throw tools::VerificationError(
       which, fmt::format("verification failed: {}, {}: {}", to_string(which),
                          repeat_ < 0 ? "warm-up" : fmt::format("repeat {}", repeat_ + 1), text));
 }

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 
 namespace ferry::bench {
 namespace {
@@ -64,8 +64,8 @@ LinkLoad fullest_link(const RunContext& context, std::size_t strategy) {
     }
     load.dispatch = std::max({load.dispatch, leaves_dispatch,
                               static_cast<std::uint64_t>(rows.out.into(node)) * out_bytes});
-    load.combine = std::max({load.combine, leaves_combine,
-                             static_cast<std::uint64_t>(comes_back) * back_bytes});
+    load.combine = std::max(
+        {load.combine, leaves_combine, static_cast<std::uint64_t>(comes_back) * back_bytes});
   }
   return load;
 }
@@ -74,7 +74,7 @@ void check_rows(const RunContext& context, const StrategyResult& result) {
   const StrategyRows& rows = context.counts.of(result.strategy);
   const auto check = [&](const char* what, std::uint64_t planned, std::int64_t expected) {
     if (planned == static_cast<std::uint64_t>(expected)) return;
-    throw VerificationError(
+    throw tools::VerificationError(
         result.strategy,
         fmt::format("verification failed: {}: the plan says {} {}, the routing needs {}",
                     to_string(result.strategy), planned, what, expected));

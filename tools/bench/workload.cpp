@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <numeric>
 #include <span>
+#include <utility>
 
 #include <fmt/format.h>
 
-#include "bench/failures.hpp"
 #include "bench/memory.hpp"
-#include "bench/trace.hpp"
+#include "common/failures.hpp"
+#include "common/flags.hpp"
+#include "common/generator.hpp"
+#include "common/trace_routing.hpp"
 
 namespace ferry::bench {
 namespace {
@@ -21,63 +24,14 @@ constexpr int kDefaultTopk = 8;
 constexpr int kDefaultExperts = 64;
 constexpr std::size_t kNumStrategies = 4;
 
-/// One limit or count per rank from one for all, or from none.
-std::vector<std::int64_t> per_rank(const BenchOptions& options, std::int64_t if_none) {
-  const auto num_ranks = static_cast<std::size_t>(options.num_ranks());
-  if (options.tokens.empty()) return std::vector<std::int64_t>(num_ranks, if_none);
-  if (options.tokens.size() == 1) {
-    return std::vector<std::int64_t>(num_ranks, options.tokens.front());
-  }
-  return options.tokens;
-}
-
-std::vector<support::RoutingData> take_shares(const TraceLayer& layer, int num_topk,
-                                              const std::vector<TokenShare>& shares) {
-  std::vector<support::RoutingData> routing;
-  for (const TokenShare& share : shares) {
-    const std::int64_t begin = share.first_token * num_topk;
-    const std::int64_t end = begin + share.num_tokens * num_topk;
-    support::RoutingData data{share.num_tokens, num_topk, {}, {}};
-    data.topk_idx.assign(layer.topk_idx.begin() + begin, layer.topk_idx.begin() + end);
-    if (!layer.topk_weights.empty()) {
-      data.topk_weights.assign(layer.topk_weights.begin() + begin,
-                               layer.topk_weights.begin() + end);
-    }
-    routing.push_back(std::move(data));
-  }
-  return routing;
-}
-
-void add_trace_notes(const Trace& trace, const std::vector<TokenShare>& shares,
-                     Workload& workload) {
-  int num_cut = 0;
-  std::int64_t least = shares.front().num_tokens;
-  std::int64_t most = least;
-  for (const TokenShare& share : shares) {
-    num_cut += share.cut ? 1 : 0;
-    least = std::min(least, share.num_tokens);
-    most = std::max(most, share.num_tokens);
-  }
-  const std::string each =
-      least == most ? fmt::format("{}", most) : fmt::format("{} to {}", least, most);
-  workload.notes.push_back(
-      fmt::format("trace of {}: {} tokens in {} sequences; whole sequences per rank, {} tokens "
-                  "each, {} in all",
-                  trace.info().model, trace.info().num_tokens,
-                  trace.info().sequence_lengths.size(), each, workload.num_tokens()));
-  if (num_cut > 0) {
-    workload.notes.push_back(fmt::format(
-        "--tokens cuts the last sequence of {} of {} ranks short", num_cut, shares.size()));
-  }
-}
-
 Workload from_trace(const BenchOptions& options) {
-  const Trace trace = Trace::load(options.trace_directory);
-  const TraceInfo& info = trace.info();
+  const tools::Trace trace = tools::Trace::load(options.trace_directory);
+  const tools::TraceInfo& info = trace.info();
   if (!options.hidden && info.hidden == 0) {
-    throw UsageError(fmt::format("--trace {}: its meta.json names no hidden size; fix: add "
-                                 "--hidden H",
-                                 options.trace_directory));
+    throw tools::UsageError(
+        fmt::format("--trace {}: its meta.json names no hidden size; fix: add "
+                    "--hidden H",
+                    options.trace_directory));
   }
   Workload workload{Topology::uniform(options.num_nodes, options.ranks_per_node),
                     Placement::contiguous(info.num_experts, options.num_ranks()),
@@ -87,21 +41,18 @@ Workload from_trace(const BenchOptions& options) {
                     "trace",
                     info.model,
                     {}};
-  const std::vector<TokenShare> shares =
-      split_sequences(info.sequence_lengths, per_rank(options, -1));
-  workload.routing = take_shares(trace.layer(options.layer), info.num_topk, shares);
-  add_trace_notes(trace, shares, workload);
+  tools::TraceRouting shared = tools::share_out(
+      trace, options.layer, tools::tokens_per_rank(options.tokens, options.num_ranks(), -1));
+  workload.routing = std::move(shared.ranks);
+  workload.notes = std::move(shared.notes);
   return workload;
 }
 
 Workload generated(const BenchOptions& options) {
   const int num_experts = options.num_experts.value_or(kDefaultExperts);
   const int num_topk = options.num_topk.value_or(std::min(kDefaultTopk, num_experts));
-  if (num_topk > num_experts) {
-    throw UsageError(fmt::format("--topk {}: a token cannot go to more than the {} different "
-                                 "experts; fix: a smaller --topk or more --experts",
-                                 num_topk, num_experts));
-  }
+  const tools::RouterShape shape{num_experts, num_topk};
+  tools::check_pattern(options.pattern, shape);
   Workload workload{Topology::uniform(options.num_nodes, options.ranks_per_node),
                     Placement::contiguous(num_experts, options.num_ranks()),
                     {options.hidden.value_or(kDefaultHidden), options.dtype},
@@ -110,12 +61,10 @@ Workload generated(const BenchOptions& options) {
                     options.routing,
                     {},
                     {}};
-  support::RoutingSpec spec;
-  spec.num_experts = num_experts;
-  spec.num_topk = num_topk;
-  spec.zipf = options.zipf_exponent.value_or(0);
-  workload.routing =
-      support::make_all_routing(spec, per_rank(options, kDefaultTokens), options.seed);
+  workload.routing = tools::generate_routing(
+      options.pattern, shape,
+      tools::tokens_per_rank(options.tokens, options.num_ranks(), kDefaultTokens),
+      {.seed = options.seed});
   return workload;
 }
 
@@ -203,8 +152,8 @@ std::int64_t NodeRows::into(int node) const {
 
 RowCounts count_rows(const Workload& workload) {
   const int num_nodes = workload.topology.num_nodes();
-  const NodeRows none{num_nodes, std::vector<std::int64_t>(
-                                     static_cast<std::size_t>(num_nodes) * num_nodes)};
+  const NodeRows none{num_nodes,
+                      std::vector<std::int64_t>(static_cast<std::size_t>(num_nodes) * num_nodes)};
   RowCounts counts;
   counts.received.resize(static_cast<std::size_t>(workload.num_ranks()));
   counts.strategies.assign(kNumStrategies, {none, none});

@@ -21,7 +21,7 @@ struct Workload {
   RowShape shape;
   int num_topk = 1;
   std::vector<support::RoutingData> routing;  ///< by rank
-  std::string routing_name;                   ///< "uniform", "zipf:1.0" or "trace"
+  std::string routing_name;                   ///< "uniform", "zipf:1.0", "trace", ...
   std::string model;                          ///< of the trace
   std::vector<std::string> notes;             ///< what a reader of the figures should know
 

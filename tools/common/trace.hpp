@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/npy.hpp"
+#include "common/npy.hpp"
 
-namespace ferry::bench {
+namespace ferry::tools {
 
 /// What is common to all layers, checked against the arrays.
 struct TraceInfo {
@@ -58,4 +58,4 @@ struct TokenShare {
 std::vector<TokenShare> split_sequences(const std::vector<std::int64_t>& sequence_lengths,
                                         const std::vector<std::int64_t>& limits);
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools

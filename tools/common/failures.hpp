@@ -6,7 +6,7 @@
 
 #include "ferry/options.hpp"
 
-namespace ferry::bench {
+namespace ferry::tools {
 
 enum class ExitCode : int { ok = 0, usage = 2, verification_failed = 3, environment = 4 };
 
@@ -33,4 +33,4 @@ class VerificationError : public std::runtime_error {
   Strategy strategy_;
 };
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools

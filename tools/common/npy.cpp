@@ -1,7 +1,7 @@
 // The header of an .npy file is a Python dictionary in text form. Only the three keys of the format
 // are accepted, in any order, so a small scanner is enough.
 // Source: numpy/lib/format.py, the description of the format.
-#include "bench/npy.hpp"
+#include "common/npy.hpp"
 
 #include <cctype>
 #include <charconv>
@@ -14,9 +14,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 
-namespace ferry::bench {
+namespace ferry::tools {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
@@ -124,15 +124,16 @@ class HeaderScanner {
 std::string read_file(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
-    throw EnvironmentError(fmt::format("{}: there is no such file; fix: give a directory that "
-                                       "holds topk_idx.npy and meta.json",
-                                       path.string()));
+    throw EnvironmentError(
+        fmt::format("{}: there is no such file; fix: give a directory that "
+                    "holds topk_idx.npy and meta.json",
+                    path.string()));
   }
   std::ifstream file(path, std::ios::binary);
   std::string bytes(std::istreambuf_iterator<char>(file), {});
   if (!file) {
-    throw EnvironmentError(fmt::format("{}: cannot be read; fix: check its permissions",
-                                       path.string()));
+    throw EnvironmentError(
+        fmt::format("{}: cannot be read; fix: check its permissions", path.string()));
   }
   return bytes;
 }
@@ -208,10 +209,10 @@ NpyArray read_npy(const std::filesystem::path& path) {
   const std::string_view payload = view.substr(header_begin + header_bytes);
   const std::optional<std::uint64_t> needed = bytes_of_shape(array);
   if (!needed || *needed != payload.size()) {
-    refuse(path, fmt::format("shape {} of '{}' needs {} bytes of data, the file has {}",
-                             array.describe_shape(), header.descr,
-                             needed ? fmt::format("{}", *needed) : "more than 2^63",
-                             payload.size()));
+    refuse(path,
+           fmt::format("shape {} of '{}' needs {} bytes of data, the file has {}",
+                       array.describe_shape(), header.descr,
+                       needed ? fmt::format("{}", *needed) : "more than 2^63", payload.size()));
   }
   array.data.resize(payload.size());
   if (!payload.empty()) std::memcpy(array.data.data(), payload.data(), payload.size());
@@ -245,8 +246,6 @@ double NpyArray::number(std::int64_t index) const {
   return value;
 }
 
-std::string NpyArray::describe_shape() const {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
+std::string NpyArray::describe_shape() const { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools

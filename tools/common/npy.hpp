@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace ferry::bench {
+namespace ferry::tools {
 
 enum class NpyKind : std::uint8_t { signed_integer, unsigned_integer, floating };
 
@@ -30,4 +30,4 @@ struct NpyArray {
 /// Errors: EnvironmentError that names the file, what was found, what is allowed and the fix.
 NpyArray read_npy(const std::filesystem::path& path);
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools

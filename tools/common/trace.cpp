@@ -1,5 +1,5 @@
 // Loading is strict: a trace that does not say what it is would give figures that mean nothing.
-#include "bench/trace.hpp"
+#include "common/trace.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "bench/failures.hpp"
+#include "common/failures.hpp"
 
-namespace ferry::bench {
+namespace ferry::tools {
 namespace {
 
 constexpr int kMaxTopk = 64;
@@ -20,16 +20,18 @@ constexpr std::int64_t kMaxExperts = 1 << 20;
 nlohmann::json read_meta(const std::filesystem::path& path) {
   std::ifstream file(path);
   if (!file) {
-    throw EnvironmentError(fmt::format("{}: cannot be read; a trace is a directory with "
-                                       "topk_idx.npy, meta.json and optionally topk_weights.npy; "
-                                       "fix: check the path after --trace",
-                                       path.string()));
+    throw EnvironmentError(
+        fmt::format("{}: cannot be read; a trace is a directory with "
+                    "topk_idx.npy, meta.json and optionally topk_weights.npy; "
+                    "fix: check the path after --trace",
+                    path.string()));
   }
   nlohmann::json meta = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!meta.is_object()) {
-    throw EnvironmentError(fmt::format("{}: is not a JSON object; fix: see num_experts, hidden, "
-                                       "sequence_lengths of an intact trace",
-                                       path.string()));
+    throw EnvironmentError(
+        fmt::format("{}: is not a JSON object; fix: see num_experts, hidden, "
+                    "sequence_lengths of an intact trace",
+                    path.string()));
   }
   return meta;
 }
@@ -119,9 +121,10 @@ Trace Trace::load(const std::filesystem::path& directory) {
                                                          : directory.filename().string();
   const std::optional<std::int64_t> num_experts = meta_integer(meta, meta_path, "num_experts", 1);
   if (!num_experts) {
-    throw EnvironmentError(fmt::format("{}: has no num_experts; fix: add the number of experts of "
-                                       "one layer",
-                                       meta_path.string()));
+    throw EnvironmentError(
+        fmt::format("{}: has no num_experts; fix: add the number of experts of "
+                    "one layer",
+                    meta_path.string()));
   }
   info.num_experts = static_cast<int>(*num_experts);
   info.hidden = meta_integer(meta, meta_path, "hidden", 1).value_or(0);
@@ -188,10 +191,10 @@ std::vector<TokenShare> split_sequences(const std::vector<std::int64_t>& sequenc
     TokenShare& share = shares[rank];
     if (limits[rank] < 0 || share.num_tokens <= limits[rank]) continue;
     share.num_tokens = limits[rank];
-    share.cut = limits[rank] > 0 && !std::binary_search(ends[rank].begin(), ends[rank].end(),
-                                                        limits[rank]);
+    share.cut =
+        limits[rank] > 0 && !std::binary_search(ends[rank].begin(), ends[rank].end(), limits[rank]);
   }
   return shares;
 }
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools

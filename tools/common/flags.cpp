@@ -1,0 +1,85 @@
+// Parsers of the flags that commands share.
+#include "common/flags.hpp"
+
+#include <fmt/format.h>
+
+#include "common/failures.hpp"
+
+namespace ferry::tools {
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const std::size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+void check_range(std::string_view flag, std::int64_t value, Range allowed) {
+  if (value >= allowed.low && value <= allowed.high) return;
+  throw UsageError(fmt::format("{} {}: allowed: {}..{}", flag, value, allowed.low, allowed.high));
+}
+
+void check_ranks(int num_nodes, int ranks_per_node) {
+  check_range("--nodes", num_nodes, {1, kMaxRanks});
+  check_range("--ranks-per-node", ranks_per_node, {1, kMaxRanks});
+  check_range("--nodes times --ranks-per-node", std::int64_t{num_nodes} * ranks_per_node,
+              {1, kMaxRanks});
+}
+
+DType parse_dtype(std::string_view flag, std::string_view name) {
+  const std::optional<DType> dtype = dtype_from_string(name);
+  if (!dtype) {
+    throw UsageError(fmt::format("{} {}: no such format; allowed: f32, bf16, f16", flag, name));
+  }
+  return *dtype;
+}
+
+WireFormats parse_wire(const std::string& text) {
+  WireFormats formats;
+  if (text.empty()) return formats;
+  constexpr std::string_view kCombine = "combine=";
+  for (const std::string_view part : split(text, ',')) {
+    if (part.substr(0, kCombine.size()) == kCombine) {
+      formats.combine = parse_dtype("--wire combine", part.substr(kCombine.size()));
+    } else {
+      const DType both = parse_dtype("--wire", part);
+      formats.dispatch = both;
+      // `--wire NAME` is both directions, unless combine= says otherwise, in either order.
+      if (!formats.combine) formats.combine = both;
+    }
+  }
+  return formats;
+}
+
+std::vector<std::int64_t> parse_tokens(const std::string& text, int num_ranks) {
+  if (text.empty()) return {};
+  std::vector<std::int64_t> tokens;
+  for (const std::string_view part : split(text, ',')) {
+    const std::optional<std::int64_t> count = number<std::int64_t>(part);
+    constexpr std::int64_t kMaxTokens = 1 << 24;
+    if (!count || *count < 0 || *count > kMaxTokens) {
+      throw UsageError(fmt::format("--tokens {}: '{}' is no token count; allowed: 0..{}", text,
+                                   part, kMaxTokens));
+    }
+    tokens.push_back(*count);
+  }
+  if (tokens.size() != 1 && tokens.size() != static_cast<std::size_t>(num_ranks)) {
+    throw UsageError(
+        fmt::format("--tokens {}: {} counts for {} ranks; fix: give one count for "
+                    "all ranks, or one per rank",
+                    text, tokens.size(), num_ranks));
+  }
+  return tokens;
+}
+
+std::vector<std::int64_t> tokens_per_rank(const std::vector<std::int64_t>& given, int num_ranks,
+                                          std::int64_t if_none) {
+  if (given.size() > 1) return given;
+  return std::vector<std::int64_t>(static_cast<std::size_t>(num_ranks),
+                                   given.empty() ? if_none : given.front());
+}
+
+}  // namespace ferry::tools
