@@ -8,7 +8,7 @@ CALLER_DIR="$PWD"
 THIS_SCRIPT="$(realpath "$0")"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-BUILD_PACKAGES=(g++ cmake ninja-build libfmt-dev libhwy-dev libisal-dev libcli11-dev
+BUILD_PACKAGES=(g++ cmake ninja-build libfmt-dev libhwy-dev libhwloc-dev libisal-dev libcli11-dev
   nlohmann-json3-dev)
 TEST_PACKAGES=("${BUILD_PACKAGES[@]}" libgtest-dev clang python3)
 BUILD_JOBS="$(nproc)"

@@ -12,6 +12,7 @@
 #include "bench/command.hpp"
 #include "common/failures.hpp"
 #include "ferry/error.hpp"
+#include "info/command.hpp"
 
 namespace {
 
@@ -40,9 +41,15 @@ ExitCode exit_code_of(ferry::ErrorCode code) {
   return ExitCode::environment;
 }
 
-int run(const CLI::App& bench, const ferry::bench::BenchFlags& flags) {
+struct Flags {
+  ferry::bench::BenchFlags bench;
+  ferry::info::InfoFlags info;
+};
+
+int run(const CLI::App& app, const Flags& flags) {
   try {
-    if (bench.parsed()) ferry::bench::run_command(flags);
+    if (app.got_subcommand("bench")) ferry::bench::run_command(flags.bench);
+    if (app.got_subcommand("info")) ferry::info::run_command(flags.info);
     return static_cast<int>(ExitCode::ok);
   } catch (const ferry::tools::UsageError& error) {
     return fail(ExitCode::usage, error.what());
@@ -60,6 +67,12 @@ int run(const CLI::App& bench, const ferry::bench::BenchFlags& flags) {
   }
 }
 
+/// The subcommand of a command line that cannot be parsed, to name its help.
+std::string command_of(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "";
+  return name == "bench" || name == "info" ? name : "COMMAND";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -70,14 +83,16 @@ int main(int argc, char** argv) {
   app.footer(
       "Example: ferry bench --routing zipf:1.0 --link-rate 1gbit\n"
       "More:    ferry bench --help");
-  ferry::bench::BenchFlags flags;
-  const CLI::App& bench = ferry::bench::add_command(app, flags);
+  Flags flags;
+  ferry::bench::add_command(app, flags.bench);
+  ferry::info::add_command(app, flags.info);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // --help and --version end here too, with code 0 and their text on standard output.
     if (error.get_exit_code() == 0) return app.exit(error);
-    return fail(ExitCode::usage, fmt::format("{}; see ferry bench --help", error.what()));
+    return fail(ExitCode::usage,
+                fmt::format("{}; see ferry {} --help", error.what(), command_of(argc, argv)));
   }
-  return run(bench, flags);
+  return run(app, flags);
 }

@@ -1,57 +1,25 @@
 // Runs the ferry binary: what it prints, where it prints it, and its exit codes.
 
-#include <sys/wait.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "tools/run_ferry.hpp"
 #include "tools/trace_files.hpp"
 
 namespace ferry::bench {
 namespace {
 
 using Json = nlohmann::json;
-
-struct Outcome {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
-std::string content_of(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-Outcome ferry(const std::string& arguments) {
-  const tools::TemporaryDirectory directory;
-  const std::filesystem::path out = directory.path() / "out";
-  const std::filesystem::path err = directory.path() / "err";
-  const std::string line = "'" FERRY_COMMAND "' " + arguments + " >'" + out.string() + "' 2>'" +
-                           err.string() + "' </dev/null";
-  const int status = std::system(line.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, content_of(out), content_of(err)};
-}
+using tools::ferry;
+using tools::json_lines;
+using tools::Outcome;
 
 /// A run that takes a moment: 2 x 2 ranks, few short rows.
 const std::string kSmall =
     "bench --nodes 2 --ranks-per-node 2 --tokens 20 --hidden 96 --experts 8 --topk 3 --repeat 2 ";
-
-std::vector<Json> json_lines(const std::string& text) {
-  std::vector<Json> objects;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) objects.push_back(Json::parse(line));
-  return objects;
-}
 
 TEST(Command, HelpAndVersionGoToStandardOutput) {
   const Outcome version = ferry("--version");

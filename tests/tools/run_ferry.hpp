@@ -1,0 +1,50 @@
+#pragma once
+// Runs the ferry binary and keeps what it printed.
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "tools/trace_files.hpp"
+
+namespace ferry::tools {
+
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+inline std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline Outcome ferry(const std::string& arguments) {
+  const TemporaryDirectory directory;
+  const std::filesystem::path out = directory.path() / "out";
+  const std::filesystem::path err = directory.path() / "err";
+  const std::string line = "'" FERRY_COMMAND "' " + arguments + " >'" + out.string() + "' 2>'" +
+                           err.string() + "' </dev/null";
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, content_of(out), content_of(err)};
+}
+
+inline std::vector<nlohmann::json> json_lines(const std::string& text) {
+  std::vector<nlohmann::json> objects;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    objects.push_back(nlohmann::json::parse(line));
+  }
+  return objects;
+}
+
+}  // namespace ferry::tools
