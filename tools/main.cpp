@@ -13,6 +13,7 @@
 #include "common/failures.hpp"
 #include "ferry/error.hpp"
 #include "info/command.hpp"
+#include "planner/command.hpp"
 
 namespace {
 
@@ -43,12 +44,14 @@ ExitCode exit_code_of(ferry::ErrorCode code) {
 
 struct Flags {
   ferry::bench::BenchFlags bench;
+  ferry::planner::PlanFlags plan;
   ferry::info::InfoFlags info;
 };
 
 int run(const CLI::App& app, const Flags& flags) {
   try {
     if (app.got_subcommand("bench")) ferry::bench::run_command(flags.bench);
+    if (app.got_subcommand("plan")) ferry::planner::run_command(flags.plan);
     if (app.got_subcommand("info")) ferry::info::run_command(flags.info);
     return static_cast<int>(ExitCode::ok);
   } catch (const ferry::tools::UsageError& error) {
@@ -70,7 +73,7 @@ int run(const CLI::App& app, const Flags& flags) {
 /// The subcommand of a command line that cannot be parsed, to name its help.
 std::string command_of(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
-  return name == "bench" || name == "info" ? name : "COMMAND";
+  return name == "bench" || name == "plan" || name == "info" ? name : "COMMAND";
 }
 
 }  // namespace
@@ -85,6 +88,7 @@ int main(int argc, char** argv) {
       "More:    ferry bench --help");
   Flags flags;
   ferry::bench::add_command(app, flags.bench);
+  ferry::planner::add_command(app, flags.plan);
   ferry::info::add_command(app, flags.info);
   try {
     app.parse(argc, argv);

@@ -20,7 +20,7 @@ std::vector<support::RoutingData> generate(const std::string& routing, const Rou
                                            std::vector<std::int64_t> tokens = {300, 0, 500}) {
   const RoutingPattern pattern = parse_routing(routing);
   check_pattern(pattern, shape);
-  return generate_routing(pattern, shape, tokens, {.seed = 7});
+  return generate_routing(pattern, shape, tokens, 7);
 }
 
 /// Calls check(experts of the token) for every token of all ranks.
@@ -90,9 +90,9 @@ TEST(Generator, FollowsTheSeedAndDiffersBetweenRanks) {
   for (const char* routing : {"uniform", "khot:3", "group:4,2"}) {
     const RoutingPattern pattern = parse_routing(routing);
     const std::vector<std::int64_t> tokens = {200, 200};
-    const auto first = generate_routing(pattern, {16, 3}, tokens, {.seed = 1});
-    const auto again = generate_routing(pattern, {16, 3}, tokens, {.seed = 1});
-    const auto other = generate_routing(pattern, {16, 3}, tokens, {.seed = 2});
+    const auto first = generate_routing(pattern, {16, 3}, tokens, 1);
+    const auto again = generate_routing(pattern, {16, 3}, tokens, 1);
+    const auto other = generate_routing(pattern, {16, 3}, tokens, 2);
     EXPECT_EQ(first[0].topk_idx, again[0].topk_idx) << routing;
     EXPECT_NE(first[0].topk_idx, other[0].topk_idx) << routing;
     EXPECT_NE(first[0].topk_idx, first[1].topk_idx) << routing;

@@ -63,8 +63,7 @@ Workload generated(const BenchOptions& options) {
                     {}};
   workload.routing = tools::generate_routing(
       options.pattern, shape,
-      tools::tokens_per_rank(options.tokens, options.num_ranks(), kDefaultTokens),
-      {.seed = options.seed});
+      tools::tokens_per_rank(options.tokens, options.num_ranks(), kDefaultTokens), options.seed);
   return workload;
 }
 

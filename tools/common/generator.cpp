@@ -180,19 +180,17 @@ std::vector<std::int32_t> hot_experts(int num_experts, int num_hot) {
 
 std::vector<RoutingData> generate_routing(const RoutingPattern& pattern, const RouterShape& shape,
                                           std::span<const std::int64_t> tokens,
-                                          const GeneratorOptions& options) {
+                                          std::uint64_t seed) {
   RoutingSpec spec;
   spec.num_experts = shape.num_experts;
   spec.num_topk = shape.num_topk;
-  spec.weights = options.weights;
   switch (pattern.kind) {
-    case RoutingPattern::Kind::uniform:
-      return support::make_all_routing(spec, tokens, options.seed);
+    case RoutingPattern::Kind::uniform: return support::make_all_routing(spec, tokens, seed);
     case RoutingPattern::Kind::zipf:
       spec.zipf = pattern.zipf_exponent;
-      return support::make_all_routing(spec, tokens, options.seed);
-    case RoutingPattern::Kind::khot: return generate_khot(pattern, spec, tokens, options.seed);
-    case RoutingPattern::Kind::group: return generate_group(pattern, spec, tokens, options.seed);
+      return support::make_all_routing(spec, tokens, seed);
+    case RoutingPattern::Kind::khot: return generate_khot(pattern, spec, tokens, seed);
+    case RoutingPattern::Kind::group: return generate_group(pattern, spec, tokens, seed);
   }
   return {};
 }

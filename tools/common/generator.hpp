@@ -43,11 +43,6 @@ void check_pattern(const RoutingPattern& pattern, const RouterShape& shape);
 /// are as far apart as any placement in blocks allows.
 std::vector<std::int32_t> hot_experts(int num_experts, int num_hot);
 
-struct GeneratorOptions {
-  std::uint64_t seed = 1;
-  support::WeightKind weights = support::WeightKind::softmax;
-};
-
 /// The routing of all ranks, tokens[r] tokens on rank r. Every token names num_topk different
 /// experts:
 ///   uniform  any of them with the same chance
@@ -58,6 +53,6 @@ struct GeneratorOptions {
 std::vector<support::RoutingData> generate_routing(const RoutingPattern& pattern,
                                                    const RouterShape& shape,
                                                    std::span<const std::int64_t> tokens,
-                                                   const GeneratorOptions& options);
+                                                   std::uint64_t seed);
 
 }  // namespace ferry::tools

@@ -1,0 +1,35 @@
+#pragma once
+// What is planned: a model, a cluster, and the routing of every rank, from a trace or generated.
+
+#include <string>
+#include <vector>
+
+#include "ferry/placement.hpp"
+#include "ferry/topology.hpp"
+#include "planner/clusters.hpp"
+#include "planner/models.hpp"
+#include "planner/options.hpp"
+#include "support/routing.hpp"
+
+namespace ferry::planner {
+
+struct Scenario {
+  Model model;
+  Cluster cluster;
+  Topology topology;
+  Placement placement;
+  DType wire_dispatch = DType::bf16;
+  DType wire_combine = DType::bf16;
+  std::vector<support::RoutingData> routing;  ///< by rank
+  std::string routing_name;                   ///< "group:8,4", ..., or "trace"
+  bool as_model_routes = false;               ///< generated with the model's own pattern
+  std::vector<std::string> notes;
+
+  int num_ranks() const { return topology.num_ranks(); }
+  std::int64_t num_tokens() const;  ///< of all ranks
+};
+
+/// Errors: UsageError, EnvironmentError
+Scenario make_scenario(const PlanOptions& options);
+
+}  // namespace ferry::planner
