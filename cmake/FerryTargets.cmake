@@ -8,6 +8,10 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release)
 endif()
+include(GNUInstallDirs)
+# What is installed finds its shared libraries from where it stands, so that a prefix can be moved.
+file(RELATIVE_PATH FERRY_BIN_TO_LIB "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
+set(CMAKE_INSTALL_RPATH "$ORIGIN" "$ORIGIN/${FERRY_BIN_TO_LIB}")
 
 # -ffp-contract=off: a product is rounded before it is added, in kernels and oracle alike, so that
 # all SIMD targets and strategies give the same bits.
@@ -32,13 +36,22 @@ if(FERRY_ASSERT_SLOW)
   target_compile_definitions(ferry_flags INTERFACE FERRY_ASSERT_SLOW_ENABLED=1)
 endif()
 
-# ferry_layer(NAME SOURCES ... DEPENDS ...): one library per src/ folder. A layer sees the public
-# headers, its own folder as "name/..." and what it depends on; never a layer above.
+# ferry_layer(NAME SOURCES ... DEPENDS ...): one library per src/ folder, shared with
+# -DBUILD_SHARED_LIBS=ON. A layer sees the public headers, its own folder as "name/..." and what it
+# depends on; never a layer above. Layers are declared bottom up; FerryInstall.cmake exports them.
 function(ferry_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
-  add_library(ferry_${name} STATIC ${ARG_SOURCES})
+  add_library(ferry_${name} ${ARG_SOURCES})
   target_include_directories(ferry_${name}
-    PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:include>"
+    PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
+           "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>"
            "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>")
-  target_link_libraries(ferry_${name} PUBLIC ${ARG_DEPENDS} PRIVATE ferry_flags ${ARG_PRIVATE_DEPENDS})
+  target_compile_features(ferry_${name} PUBLIC cxx_std_20)
+  # The flags are this build's own: a program that links the library chooses its warnings itself.
+  target_link_libraries(ferry_${name} PUBLIC ${ARG_DEPENDS}
+    PRIVATE "$<BUILD_INTERFACE:ferry_flags>" ${ARG_PRIVATE_DEPENDS})
+  # Before 1.0 a minor version may change the binary interface.
+  set_target_properties(ferry_${name} PROPERTIES EXPORT_NAME ${name} VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  set_property(GLOBAL APPEND PROPERTY FERRY_LAYERS ferry_${name})
 endfunction()
