@@ -14,7 +14,7 @@ PlanFlags flags_of(const std::string& model) {
   PlanFlags flags;
   flags.model = model;
   flags.cluster = "a100";
-  flags.tokens = "8";
+  flags.tokens = std::string("8");
   return flags;
 }
 
