@@ -103,6 +103,9 @@ class Transport {
   /// Zero-filled memory, page-aligned, that ranks of this node can map by (rank(), key).
   /// Errors: resource_exhausted, with the size.
   virtual std::byte* create_region(std::uint64_t key, std::uint64_t bytes) = 0;
+  /// Says that only kernels touch a region of this rank from this byte on, so that it may lie where
+  /// the host cannot reach. Requires: page-aligned
+  virtual void mark_payload(std::uint64_t /*key*/, std::uint64_t /*from*/) {}
   /// Address of a region here; null while its owner has not created it yet.
   /// Errors: invalid_argument when the owner is on another node.
   virtual std::byte* map_region(int owner, std::uint64_t key) = 0;
@@ -136,6 +139,7 @@ class Transport {
   void pack_rows(const kernels::PackJob& job);
   void sum_rows(const kernels::SumJob& job);
   std::uint32_t checksum(std::span<const std::byte> payload);
+  void fill(std::span<std::byte> payload, unsigned char value);
 
   // Waiting ---------------------------------------------------------------------------------------
   /// Polls until done or until a limit of the waiter passes; yields the core in between.

@@ -391,7 +391,9 @@ std::uint64_t pool_bytes(const Transport& transport) {
 }
 
 void poison_free_slots(Transport& transport, unsigned char value) {
-  Engine::of(transport).slots().fill_free(value);
+  Engine& engine = Engine::of(transport);
+  const CallerGuard guard(engine);
+  engine.slots().fill_free(value);
 }
 
 Pending<std::vector<std::vector<std::byte>>> start_all_gather(Transport& transport,

@@ -130,7 +130,7 @@ bool MetadataRound::show(Operation& operation) {
     for (const Received& received : received_) {
       window_bytes_ += aligned(received.message.size()) + aligned(received.note.size());
     }
-    lease_ = engine_.slots().take(window_bytes_, operation.describe());
+    lease_ = engine_.slots().take(window_bytes_, operation.describe(), SlotContent::metadata);
     std::byte* const base = lease_->slot().data();
     const std::uint64_t count = received_.size();
     std::memcpy(base, &count, sizeof count);

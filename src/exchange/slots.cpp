@@ -4,7 +4,6 @@
 #include "exchange/slots.hpp"
 
 #include <bit>
-#include <cstring>
 
 #include <fmt/format.h>
 
@@ -27,10 +26,11 @@ bool is_free(const Slot& slot) { return slot.leases.load(std::memory_order_acqui
 
 SlotPool::SlotPool(Transport& transport) : transport_(transport) {}
 
-std::unique_ptr<SlotLease> SlotPool::take(std::uint64_t bytes, const std::string& holder) {
+std::unique_ptr<SlotLease> SlotPool::take(std::uint64_t bytes, const std::string& holder,
+                                          SlotContent content) {
   std::shared_ptr<Slot> best;
   for (const auto& slot : slots_) {
-    if (!is_free(*slot) || slot->capacity_bytes < bytes) continue;
+    if (!is_free(*slot) || slot->content != content || slot->capacity_bytes < bytes) continue;
     if (!best || slot->capacity_bytes < best->capacity_bytes) best = slot;
   }
   // A slot far too large is left for whoever needs it.
@@ -43,7 +43,11 @@ std::unique_ptr<SlotLease> SlotPool::take(std::uint64_t bytes, const std::string
         static_cast<int>(transport_.topology().ranks_of(transport_.node()).size());
     best->key = next_key_++;
     best->capacity_bytes = capacity;
+    best->content = content;
     best->base = transport_.create_region(best->key, best->layout.data_offset() + capacity);
+    if (content == SlotContent::rows) {
+      transport_.mark_payload(best->key, best->layout.data_offset());
+    }
     reserved_bytes_ += capacity;
     slots_.push_back(best);
   }
@@ -61,7 +65,7 @@ std::unique_ptr<SlotLease> SlotPool::find(const void* data) const {
 
 void SlotPool::fill_free(unsigned char value) {
   for (const auto& slot : slots_) {
-    if (is_free(*slot)) std::memset(slot->data(), value, slot->capacity_bytes);
+    if (is_free(*slot)) transport_.fill({slot->data(), slot->capacity_bytes}, value);
   }
 }
 

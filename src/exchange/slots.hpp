@@ -35,7 +35,11 @@ struct SlotLayout {
 
 class Operation;
 
+/// What a slot holds: rows are payload, which only kernels touch.
+enum class SlotContent : std::uint8_t { rows, metadata };
+
 struct Slot {
+  SlotContent content = SlotContent::rows;
   std::uint64_t key = 0;
   std::byte* base = nullptr;
   SlotLayout layout;
@@ -71,7 +75,8 @@ class SlotPool {
 
   /// A free slot of at least `bytes`, or a new one. Never waits.
   /// Errors: limit_exceeded with the holders, resource_exhausted.
-  std::unique_ptr<SlotLease> take(std::uint64_t bytes, const std::string& holder);
+  std::unique_ptr<SlotLease> take(std::uint64_t bytes, const std::string& holder,
+                                  SlotContent content = SlotContent::rows);
   /// The slot whose data starts at this address, if it is one of this pool.
   std::unique_ptr<SlotLease> find(const void* data) const;
 

@@ -4,8 +4,11 @@
 
 #include "transport/stepped.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <unordered_map>
 #include <utility>
 
@@ -27,6 +30,34 @@ using detail::MessagePtr;
 
 class SteppedTransport;
 
+/// Memory that only kernels may touch.
+class ClosedMemory {
+ public:
+  void add(std::span<std::byte> memory) {
+    spans_.push_back(memory);
+    if (num_open_ == 0) protect(memory, PROT_NONE);
+  }
+  void remove(const std::byte* begin) {
+    std::erase_if(spans_, [begin](const auto& span) { return span.data() == begin; });
+  }
+  void open() {
+    if (num_open_++ > 0) return;
+    for (const auto& span : spans_) protect(span, PROT_READ | PROT_WRITE);
+  }
+  void close() {
+    if (--num_open_ > 0) return;
+    for (const auto& span : spans_) protect(span, PROT_NONE);
+  }
+
+ private:
+  static void protect(std::span<std::byte> memory, int access) {
+    const int failed = ::mprotect(memory.data(), memory.size(), access);
+    FERRY_ASSERT(failed == 0, "mprotect of {} bytes failed", memory.size());
+  }
+  std::vector<std::span<std::byte>> spans_;
+  int num_open_ = 0;
+};
+
 /// What all ranks see.
 struct Shared {
   explicit Shared(const Options& given) : options(given), regions(given.topology) {}
@@ -43,6 +74,7 @@ struct Shared {
   Options options;
   detail::RegionTable regions;
   detail::AbortText ended;
+  ClosedMemory closed;
   std::uint64_t now = 0;
   std::uint64_t num_draws = 0;
   std::vector<std::unique_ptr<SteppedTransport>> ranks;
@@ -62,12 +94,22 @@ class SteppedTransport final : public Transport {
   std::uint64_t preferred_fragment_bytes() const override { return shared_.options.fragment_bytes; }
 
   std::byte* create_region(std::uint64_t key, std::uint64_t bytes) override {
-    return shared_.regions.create(rank(), key, bytes);
+    std::byte* const region = shared_.regions.create(rank(), key, bytes);
+    if (shared_.options.close_payload) created_[key] = {region, bytes};
+    return region;
+  }
+  void mark_payload(std::uint64_t key, std::uint64_t from) override {
+    if (!shared_.options.close_payload) return;
+    shared_.closed.add(created_.at(key).subspan(from));
+    payload_[key] = created_.at(key).data() + from;
   }
   std::byte* map_region(int owner, std::uint64_t key) override {
     return shared_.regions.map(rank(), owner, key);
   }
-  void retire_region(std::uint64_t key) override { shared_.regions.retire(rank(), key); }
+  void retire_region(std::uint64_t key) override {
+    if (const auto payload = payload_.extract(key)) shared_.closed.remove(payload.mapped());
+    shared_.regions.retire(rank(), key);
+  }
 
   bool sent(std::uint64_t ticket) override;
   void post_receive(int source, std::span<std::byte> buffer) override {
@@ -92,6 +134,8 @@ class SteppedTransport final : public Transport {
 
  protected:
   std::uint64_t start_send(int target, MessageKind kind, std::span<const std::byte> bytes) override;
+  void begin_kernel() override { shared_.closed.open(); }
+  void end_kernel() override { shared_.closed.close(); }
 
  private:
   struct Send {
@@ -104,6 +148,8 @@ class SteppedTransport final : public Transport {
 
   Shared& shared_;
   detail::Inbox inbox_;
+  std::map<std::uint64_t, std::span<std::byte>> created_;
+  std::map<std::uint64_t, std::byte*> payload_;  ///< where it begins in a region
   std::uint64_t next_ticket_ = 1;
   std::unordered_map<std::uint64_t, Send>
       sends_;  // by ticket; those that completed at once are not
@@ -224,5 +270,10 @@ std::uint64_t World::now() const { return impl_->now; }
 std::uint64_t World::draw(std::uint64_t bound) { return impl_->draw(bound); }
 
 void World::corrupt_next(int source, int target) { impl_->to_corrupt.emplace_back(source, target); }
+
+void World::add_payload(std::span<std::byte> memory) { impl_->closed.add(memory); }
+
+PayloadOpen::PayloadOpen(World& world) : world_(world) { world_.impl_->closed.open(); }
+PayloadOpen::~PayloadOpen() { world_.impl_->closed.close(); }
 
 }  // namespace ferry::stepped

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "ferry/transport.hpp"
@@ -18,6 +19,8 @@ struct Options {
   int max_delay_steps = 40;
   /// Fragment size that the transports state as preferred.
   std::uint64_t fragment_bytes = 1024;
+  /// Payload memory is closed (PROT_NONE) but inside kernels and while a PayloadOpen lives.
+  bool close_payload = false;
 };
 
 /// The ranks' transports and the network between them.
@@ -38,10 +41,25 @@ class World {
   std::uint64_t draw(std::uint64_t bound);
   /// Flips one bit of the next payload message from `source` to `target` after it was sent.
   void corrupt_next(int source, int target);
+  /// Treats memory of the test as payload. Requires: whole pages, close_payload
+  void add_payload(std::span<std::byte> memory);
 
  private:
+  friend class PayloadOpen;
   struct Impl;
   std::unique_ptr<Impl> impl_;
+};
+
+/// Opens payload memory to the test.
+class PayloadOpen {
+ public:
+  explicit PayloadOpen(World& world);
+  ~PayloadOpen();
+  PayloadOpen(const PayloadOpen&) = delete;
+  PayloadOpen& operator=(const PayloadOpen&) = delete;
+
+ private:
+  World& world_;
 };
 
 }  // namespace ferry::stepped

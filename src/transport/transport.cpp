@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -149,6 +150,12 @@ std::uint32_t Transport::checksum(std::span<const std::byte> payload) {
   begin_kernel();
   const AtEnd close([this] { end_kernel(); });
   return kernels::crc32c(payload);
+}
+
+void Transport::fill(std::span<std::byte> payload, unsigned char value) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  std::memset(payload.data(), value, payload.size());
 }
 
 WaitOutcome Transport::wait_until(Waiter& waiter) {
