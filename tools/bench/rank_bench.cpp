@@ -157,6 +157,7 @@ Plan RankBench::run_plan(std::size_t strategy, RepeatTimes& times) {
   times.plan.start_s = now_s();
   Plan plan = exchanges_[strategy].plan(routing_);
   times.plan.end_s = now_s();
+  context_.line.arrive_and_wait();  // a check must not take the core of a rank that still plans
   counted_.metadata = transport_.counters().metadata_bytes - before;
   if (const auto fault = support::check_plan(oracle_, rank_, plan)) fail(strategy, *fault);
   return plan;
