@@ -163,9 +163,9 @@ TEST(Oracle, RowsAreOrderedAndRoundedOnTheWay) {
   const std::vector<RowOrigin> expected{{0, 0, 0}, {0, 1, 0}, {2, 0, 0}, {2, 0, 1}};
   EXPECT_EQ(reference.rows_of(1), expected);
   float value = 0;
-  reference.row({0, 0, 0}, std::span(&value, 1));
+  reference.row(1, {0, 0, 0}, std::span(&value, 1));
   EXPECT_EQ(value, 1.0F) << "crossed";
-  reference.row({0, 1, 0}, std::span(&value, 1));
+  reference.row(1, {0, 1, 0}, std::span(&value, 1));
   EXPECT_EQ(value, 1.001F) << "stayed on its node";
 }
 

@@ -3,8 +3,10 @@
 // routing of all ranks. It shares nothing with the library but the plain types that describe the
 // input. Values are FP32 numbers that the dtype of the rows can hold exactly.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,6 +27,11 @@ struct Group {
   Strategy strategy = Strategy::node_dedup;
   DType wire_dispatch = DType::f32;  ///< written out here: the oracle knows no default
   DType wire_combine = DType::f32;
+  Layout layout = Layout::expert_major;
+  WeightMode weights = WeightMode::at_combine;
+  std::int64_t row_alignment = 1;
+  std::int64_t extra_bytes = 0;
+  bool row_sources = false;  ///< asked for; some modes have them anyway
 };
 
 /// The numbers: what a rank's tokens hold, and what an expert makes of a row. `values` have
@@ -32,14 +39,26 @@ struct Group {
 struct Model {
   std::function<void(int rank, std::int64_t token, std::span<float> values)> token;
   std::function<void(int expert, std::span<const float> row, std::span<float> values)> expert;
+  /// The extra bytes of a token; only asked for where the group has some.
+  std::function<void(int rank, std::int64_t token, std::span<std::byte> bytes)> extra{};
 };
 
-/// Which (expert, source rank, token) a row of an expert rank is.
+/// Which (expert, source rank, token) a row of a window is. Rows of token_major have no expert,
+/// alignment rows nothing at all.
 struct RowOrigin {
   int expert = -1;
   int source = -1;
   std::int64_t token = -1;
+  bool is_alignment() const { return source < 0; }
   bool operator==(const RowOrigin&) const = default;
+};
+
+/// An expert that a token names, at the first slot that does; the weight is summed over all slots
+/// that do, in their order, and is 1 where nobody applies weights.
+struct Term {
+  int expert = -1;
+  int slot = -1;
+  float weight = 0;
 };
 
 class Reference {
@@ -50,14 +69,30 @@ class Reference {
   const Group& group() const { return group_; }
   const Routing& routing(int rank) const { return routing_[rank]; }
 
-  /// The rows of a rank's window: by expert, then source rank, then token.
+  /// The rows of a rank's window. expert_major: by expert, then source rank, then token, with
+  /// alignment rows after the rows of each expert. token_major: by source rank, then token.
   std::vector<RowOrigin> rows_of(int rank) const;
-  /// Values of one of those rows as they arrive.
-  void row(const RowOrigin& origin, std::span<float> values) const;
+  /// Values of one of those rows as they arrive; 0 in an alignment row.
+  void row(int rank, const RowOrigin& origin, std::span<float> values) const;
+  /// Extra bytes of one of those rows; 0 in an alignment row.
+  void extra(const RowOrigin& origin, std::span<std::byte> bytes) const;
+  /// The experts of `rank` that a token names, slots ascending; of all ranks with rank -1.
+  std::vector<Term> terms(int source, std::int64_t token, int rank = -1) const;
   /// Values of out[token] on `home`.
   void out(int home, std::int64_t token, std::span<float> values) const;
 
  private:
+  using Values = std::vector<float>;
+
+  bool crosses(int home, int rank) const { return !group_.topology.same_node(home, rank); }
+  Values expert_output(const Term& term, int home, std::int64_t token) const;
+  Values term_at_home(const Term& term, int home, std::int64_t token) const;
+  Values row_output(std::span<const Term> terms, int home, std::int64_t token) const;
+  std::optional<Values> sum_of_rank(int rank, int home, std::int64_t token) const;
+  std::optional<Values> sum_of_node(int node, int home, std::int64_t token) const;
+
+  int holder(int expert) const { return group_.placement.rank_of(expert); }
+
   Group group_;
   Model model_;
   std::vector<Routing> routing_;

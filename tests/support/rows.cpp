@@ -116,6 +116,20 @@ void fill_row_with(float value, Matrix x, std::int64_t index) {
   store_values(std::vector<float>(static_cast<std::size_t>(x.columns), value), x, index);
 }
 
+std::byte extra_byte(const RowKey& key, std::int64_t index) {
+  // Another seed than that of the values, so that no byte can be taken from the row itself.
+  const RowHash hash = hash_of({~key.seed, key.rank, key.token});
+  return static_cast<std::byte>(column_hash(hash, static_cast<std::uint32_t>(index)) >> 11);
+}
+
+void fill_extra(std::uint64_t seed, int rank, std::span<std::byte> extra,
+                std::int64_t extra_bytes) {
+  for (std::size_t i = 0; i < extra.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    extra[i] = extra_byte({seed, rank, at / extra_bytes}, at % extra_bytes);
+  }
+}
+
 void row_values(const RowKey& key, DType dtype, std::span<float> values) {
   const RowHash hash = hash_of(key);
   for (std::uint32_t c = 0; c < values.size(); ++c) {
@@ -134,6 +148,21 @@ void expert_values(int expert, DType dtype, std::span<const float> row, std::spa
   round_values(dtype, y);
 }
 
+void apply_experts(const WeightedExperts& experts, ConstMatrix rows, Matrix y, std::int64_t index) {
+  std::vector<float> row(static_cast<std::size_t>(rows.columns));
+  load_values(rows.dtype, rows.row(index), row);
+  std::vector<float> sum(row.size());
+  std::vector<float> values(row.size());
+  for (std::size_t e = 0; e < experts.experts.size(); ++e) {
+    expert_values(experts.experts[e], rows.dtype, row, values);
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const float term = values[i] * experts.weights[e];
+      sum[i] = e == 0 ? term : sum[i] + term;  // starts from its first term: 0 + -0 is not -0
+    }
+  }
+  store_values(sum, y, index);
+}
+
 void apply_expert(int expert, ConstMatrix rows, Matrix y, std::int64_t index) {
   std::vector<float> values(static_cast<std::size_t>(rows.columns));
   load_values(rows.dtype, rows.row(index), values);
@@ -147,6 +176,11 @@ Model hashed_model(std::uint64_t seed, DType dtype) {
           },
           [dtype](int expert, std::span<const float> row, std::span<float> y) {
             expert_values(expert, dtype, row, y);
+          },
+          [seed](int rank, std::int64_t token, std::span<std::byte> bytes) {
+            for (std::size_t i = 0; i < bytes.size(); ++i) {
+              bytes[i] = extra_byte({seed, rank, token}, static_cast<std::int64_t>(i));
+            }
           }};
 }
 

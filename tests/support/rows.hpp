@@ -3,10 +3,12 @@
 // column) as raw bit patterns, finite and of moderate size, and one transform per expert. A wrong
 // route, a stale row or a swapped expert changes the values.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ferry/matrix.hpp"
 #include "support/reference.hpp"
@@ -27,12 +29,24 @@ void fill_row(const RowKey& key, Matrix x);
 void fill_rows(std::uint64_t seed, int rank, Matrix x);
 /// Writes one value into every column of row `index`.
 void fill_row_with(float value, Matrix x, std::int64_t index);
+/// Byte `index` of the extra bytes of a token.
+std::byte extra_byte(const RowKey& key, std::int64_t index);
+/// Writes the extra bytes of a rank's tokens, `extra_bytes` each, one token after the other.
+void fill_extra(std::uint64_t seed, int rank, std::span<std::byte> extra, std::int64_t extra_bytes);
 /// Row `key` as numbers.
 void row_values(const RowKey& key, DType dtype, std::span<float> values);
 
 /// y = row x factor(expert) in FP32, rounded once to the dtype. `row` and `y` may be one span.
 void expert_values(int expert, DType dtype, std::span<const float> row, std::span<float> y);
-/// The same for row `index` of two matrices of one dtype, which may be the same memory.
+/// Experts of one row and what each output is multiplied with.
+struct WeightedExperts {
+  std::vector<int> experts;
+  std::vector<float> weights;
+};
+/// y = sum over the experts of weight x expert_values in FP32, in their order, rounded once to the
+/// dtype; for row `index` of two matrices of one dtype, which may be the same memory.
+void apply_experts(const WeightedExperts& experts, ConstMatrix rows, Matrix y, std::int64_t index);
+/// The same for one expert, unweighted.
 void apply_expert(int expert, ConstMatrix rows, Matrix y, std::int64_t index);
 
 /// The model of the oracle for rows of `seed`.
