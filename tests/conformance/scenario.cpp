@@ -15,18 +15,6 @@ namespace ferry::conformance {
 
 using support::require;
 
-std::vector<NamedTopology> all_topologies() {
-  return {{"1x1", {1}},          {"1x8", {8}}, {"2x4", {4, 4}}, {"4x2", {2, 2, 2, 2}},
-          {"8x1", std::vector<int>(8, 1)}, {"3+5", {3, 5}}, {"1+2+4", {1, 2, 4}}};
-}
-
-NamedTopology topology_named(const std::string& name) {
-  for (const NamedTopology& topology : all_topologies()) {
-    if (topology.name == name) return topology;
-  }
-  throw std::logic_error("no topology is called " + name);
-}
-
 Layer::Layer(Group group, std::vector<RoutingData> routing)
     : group_(std::move(group)), routing_(std::move(routing)) {}
 
@@ -48,6 +36,11 @@ Reference Layer::reference(std::uint64_t seed) const {
 ExchangeOptions options_of(const Group& group) {
   ExchangeOptions options;
   options.strategy = group.strategy;
+  options.layout = group.layout;
+  options.weights = group.weights;
+  options.row_alignment = static_cast<int>(group.row_alignment);
+  options.extra_bytes = static_cast<int>(group.extra_bytes);
+  options.row_sources = group.row_sources;
   options.wire_dispatch = group.wire_dispatch;
   options.wire_combine = group.wire_combine;
   options.fragment_bytes = 400;
@@ -99,7 +92,9 @@ RankLayer::RankLayer(const RankContext& context, const Layer& layer, std::uint64
     : layer_(layer),
       rank_(context.rank()),
       x_(layer.routing(rank_).num_tokens, layer.group().hidden, layer.group().dtype),
-      out_(layer.routing(rank_).num_tokens, layer.group().hidden, layer.group().dtype) {
+      out_(layer.routing(rank_).num_tokens, layer.group().hidden, layer.group().dtype),
+      extra_(static_cast<std::size_t>(layer.routing(rank_).num_tokens *
+                                      layer.group().extra_bytes)) {
   use_seed(seed);
 }
 
@@ -109,6 +104,7 @@ void RankLayer::use_seed(std::uint64_t seed) {
   for (const SpecialRow& row : layer_.special_rows) {
     if (row.rank == rank_) support::fill_row_with(row.value, x_.matrix(), row.token);
   }
+  support::fill_extra(seed, rank_, extra_, layer_.group().extra_bytes);
   out_.poison();
 }
 
@@ -116,13 +112,17 @@ void RankLayer::check_plan(const Plan& plan) const {
   require(support::check_plan(layer_.reference(seed_), rank_, plan));
 }
 
-void RankLayer::check_rows(const WindowRows& rows) const {
-  require(support::check_rows(layer_.reference(seed_), rank_, rows.matrix()));
+void RankLayer::check_rows(const ExpertRows& rows) const {
+  require(support::check_rows(layer_.reference(seed_), rank_, rows));
 }
 
 void RankLayer::check_out() {
   require(support::check_out(layer_.reference(seed_), rank_, out_.matrix()));
   out_.require_guards();
+}
+
+void RankLayer::run_experts(const Plan& plan, ConstMatrix rows, Matrix y) const {
+  support::run_experts(plan, rows, y, layer_.group().weights);
 }
 
 namespace {
@@ -138,7 +138,7 @@ constexpr unsigned char kStale = 0xFF;
 Task use_plan(RankContext& context, Exchange& exchange, const Plan& plan, RankLayer& memory,
               OutputPlace place) {
   context.at("dispatch");
-  ExpertRows rows = co_await exchange.start_dispatch(plan, memory.x());
+  ExpertRows rows = co_await exchange.start_dispatch(plan, memory.x(), memory.extra());
   memory.check_rows(rows);
   poison_free_slots(context.transport(), kStale);
   std::optional<OutputRows> output;
@@ -150,7 +150,7 @@ Task use_plan(RankContext& context, Exchange& exchange, const Plan& plan, RankLa
     case OutputPlace::dispatched_rows: break;
     case OutputPlace::plain: y = plain.matrix(); break;
   }
-  support::run_experts(plan, rows.matrix(), y);
+  memory.run_experts(plan, rows.matrix(), y);
   context.at("combine");
   co_await exchange.start_combine(plan, y, memory.out());
   memory.check_out();
@@ -185,50 +185,13 @@ Task run_layer(RankContext& context, Exchange& exchange, const Layer& layer, Lay
   if (run.out_hash != nullptr) *run.out_hash = memory.out_memory().hash();
 }
 
-std::string to_string(const Point& point) {
-  return fmt::format("{}_{}_{}_{}", support::to_string(point.transport),
-                     to_string(point.strategy), to_string(point.dtype), point.topology.name);
-}
-
-std::ostream& operator<<(std::ostream& out, const Point& point) { return out << to_string(point); }
-
-std::string name_of(const ::testing::TestParamInfo<Point>& info) {
-  std::string name = to_string(info.param);
-  std::replace(name.begin(), name.end(), '+', 'p');
-  return name;
-}
-
-std::vector<Point> all_points() {
-  std::vector<Point> points;
-  for (const TransportKind transport : {TransportKind::threads, TransportKind::stepped}) {
-    for (const Strategy strategy : {Strategy::flat, Strategy::rank_dedup, Strategy::node_gather,
-                                    Strategy::node_dedup}) {
-      for (const DType dtype : {DType::f32, DType::bf16}) {
-        for (const NamedTopology& topology : all_topologies()) {
-          points.push_back({transport, strategy, dtype, topology});
-        }
-      }
-    }
-  }
-  return points;
-}
-
-std::vector<Point> few_points(const std::vector<std::string>& topologies) {
-  std::vector<Point> points = all_points();
-  std::erase_if(points, [&](const Point& point) {
-    return point.dtype != DType::bf16 ||
-           std::find(topologies.begin(), topologies.end(), point.topology.name) ==
-               topologies.end();
-  });
-  return points;
-}
-
 int Conformance::num_ranks() const { return GetParam().topology.topology().num_ranks(); }
 
 Group Conformance::group(int num_experts, std::int64_t hidden) const {
   const Point& point = GetParam();
-  return {point.topology.topology(), Placement::contiguous(num_experts, num_ranks()), hidden,
-          point.dtype, point.strategy, point.dtype, point.dtype};
+  return with_mode({point.topology.topology(), Placement::contiguous(num_experts, num_ranks()),
+                    hidden, point.dtype, point.strategy, point.dtype, point.dtype},
+                   point.mode);
 }
 
 std::vector<std::int64_t> Conformance::ragged(std::int64_t base) const {

@@ -4,12 +4,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <ostream>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "conformance/points.hpp"
 #include "ferry/exchange.hpp"
 #include "support/rank_program.hpp"
 #include "support/reference.hpp"
@@ -17,7 +18,6 @@
 
 namespace ferry::conformance {
 
-using support::Group;
 using support::ProgramOptions;
 using support::ProgramResult;
 using support::RankContext;
@@ -25,17 +25,6 @@ using support::Reference;
 using support::RoutingData;
 using support::RoutingSpec;
 using support::Task;
-using support::TransportKind;
-
-/// A shape of the group, by name: "2x4", "3+5".
-struct NamedTopology {
-  std::string name;
-  std::vector<int> node_sizes;
-  Topology topology() const { return Topology::from_sizes(node_sizes); }
-};
-/// The shapes that every case runs on.
-std::vector<NamedTopology> all_topologies();
-NamedTopology topology_named(const std::string& name);
 
 /// A token whose whole row is one value, for Inf and NaN.
 struct SpecialRow {
@@ -62,8 +51,8 @@ class Layer {
   std::vector<RoutingData> routing_;
 };
 
-/// Zero-initialised options with the group's strategy and wires, and small fragments and ranges so
-/// that little data already takes several of both.
+/// The group's options, and small fragments and ranges so that little data already takes several of
+/// both.
 ExchangeOptions options_of(const Group& group);
 Exchange make_exchange(RankContext& context, const Group& group);
 
@@ -94,14 +83,17 @@ class RankLayer {
   const Layer& layer() const { return layer_; }
   Routing routing() const { return layer_.routing(rank_); }
   ConstMatrix x() { return x_.matrix(); }
+  std::span<const std::byte> extra() const { return extra_; }
   Matrix out() { return out_.matrix(); }
   GuardedMatrix& out_memory() { return out_; }
   /// New rows, and an output that holds nothing of the last use.
   void use_seed(std::uint64_t seed);
 
   void check_plan(const Plan& plan) const;
-  void check_rows(const WindowRows& rows) const;
+  void check_rows(const ExpertRows& rows) const;
   void check_out();
+  /// What the caller does between dispatch and combine.
+  void run_experts(const Plan& plan, ConstMatrix rows, Matrix y) const;
 
  private:
   const Layer& layer_;
@@ -109,6 +101,7 @@ class RankLayer {
   std::uint64_t seed_ = 0;
   GuardedMatrix x_;
   GuardedMatrix out_;
+  std::vector<std::byte> extra_;
 };
 
 /// Where the experts write their outputs.
@@ -129,21 +122,6 @@ Task run_layer(RankContext& context, Exchange& exchange, const Layer& layer, Lay
 /// The same from dispatch on, on a plan that exists.
 Task use_plan(RankContext& context, Exchange& exchange, const Plan& plan, RankLayer& memory,
               OutputPlace place);
-
-/// The point of the matrix that a case runs at.
-struct Point {
-  TransportKind transport = TransportKind::threads;
-  Strategy strategy = Strategy::node_dedup;
-  DType dtype = DType::f32;
-  NamedTopology topology;
-};
-std::string to_string(const Point& point);
-std::ostream& operator<<(std::ostream& out, const Point& point);
-/// {threads, stepped} x strategies x {f32, bf16} x topologies.
-std::vector<Point> all_points();
-/// The same with fewer topologies and one dtype, for tests of behaviour rather than numbers.
-std::vector<Point> few_points(const std::vector<std::string>& topologies);
-std::string name_of(const ::testing::TestParamInfo<Point>& info);
 
 /// Fixture of a case.
 class Conformance : public ::testing::TestWithParam<Point> {

@@ -1,0 +1,116 @@
+// The matrix that conformance cases run over.
+
+#include "conformance/points.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+namespace ferry::conformance {
+
+std::vector<NamedTopology> all_topologies() {
+  return {{"1x1", {1}},
+          {"1x8", {8}},
+          {"2x4", {4, 4}},
+          {"4x2", {2, 2, 2, 2}},
+          {"8x1", std::vector<int>(8, 1)},
+          {"3+5", {3, 5}},
+          {"1+2+4", {1, 2, 4}}};
+}
+
+NamedTopology topology_named(const std::string& name) {
+  for (const NamedTopology& topology : all_topologies()) {
+    if (topology.name == name) return topology;
+  }
+  throw std::logic_error("no topology is called " + name);
+}
+
+std::string to_string(const Mode& mode) {
+  std::string text = fmt::format("{}_{}", to_string(mode.layout), to_string(mode.weights));
+  if (mode.row_alignment != 1) text += fmt::format("_align{}", mode.row_alignment);
+  if (mode.extra_bytes != 0) text += fmt::format("_extra{}", mode.extra_bytes);
+  return text + (mode.row_sources ? "_sources" : "");
+}
+
+Group with_mode(Group group, const Mode& mode) {
+  group.layout = mode.layout;
+  group.weights = mode.weights;
+  group.row_alignment = mode.row_alignment;
+  group.extra_bytes = mode.extra_bytes;
+  group.row_sources = mode.row_sources;
+  return group;
+}
+
+Mode mode_of(const Group& group) {
+  return {group.layout, group.weights, group.row_alignment, group.extra_bytes, group.row_sources};
+}
+
+std::string to_string(const Point& point) {
+  std::string text =
+      fmt::format("{}_{}_{}_{}", support::to_string(point.transport), to_string(point.strategy),
+                  to_string(point.dtype), point.topology.name);
+  if (point.mode != Mode{}) text += "_" + to_string(point.mode);
+  return text;
+}
+
+std::ostream& operator<<(std::ostream& out, const Point& point) { return out << to_string(point); }
+
+std::string name_of(const ::testing::TestParamInfo<Point>& info) {
+  std::string name = to_string(info.param);
+  std::replace(name.begin(), name.end(), '+', 'p');
+  return name;
+}
+
+std::vector<Point> all_points() {
+  std::vector<Point> points;
+  for (const TransportKind transport : {TransportKind::threads, TransportKind::stepped}) {
+    for (const Strategy strategy :
+         {Strategy::flat, Strategy::rank_dedup, Strategy::node_gather, Strategy::node_dedup}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        for (const NamedTopology& topology : all_topologies()) {
+          points.push_back({transport, strategy, dtype, topology});
+        }
+      }
+    }
+  }
+  return points;
+}
+
+std::vector<Point> few_points(const std::vector<std::string>& topologies) {
+  std::vector<Point> points = all_points();
+  std::erase_if(points, [&](const Point& point) {
+    return point.dtype != DType::bf16 ||
+           std::find(topologies.begin(), topologies.end(), point.topology.name) == topologies.end();
+  });
+  return points;
+}
+
+std::vector<Mode> modes_of(Strategy strategy) {
+  std::vector<Mode> modes{{Layout::expert_major, WeightMode::at_combine},
+                          {Layout::expert_major, WeightMode::at_expert},
+                          {Layout::expert_major, WeightMode::none}};
+  if (strategy == Strategy::flat) return modes;
+  modes.push_back({Layout::token_major, WeightMode::at_expert});
+  modes.push_back({Layout::token_major, WeightMode::none});
+  return modes;
+}
+
+std::vector<Point> mode_points(const std::vector<std::string>& topologies) {
+  std::vector<Point> points;
+  for (Point point : all_points()) {
+    const bool chosen =
+        std::find(topologies.begin(), topologies.end(), point.topology.name) != topologies.end();
+    if (!chosen || point.dtype != DType::f32) continue;
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      point.dtype = dtype;
+      for (const Mode& mode : modes_of(point.strategy)) {
+        point.mode = mode;
+        points.push_back(point);
+      }
+    }
+  }
+  return points;
+}
+
+}  // namespace ferry::conformance
