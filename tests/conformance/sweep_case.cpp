@@ -7,8 +7,6 @@
 
 #include <fmt/format.h>
 
-#include "support/verify.hpp"
-
 namespace ferry::conformance {
 namespace {
 
@@ -46,6 +44,16 @@ Topology draw_topology(Draw& draw) {
   return draw.of(all_topologies()).topology();
 }
 
+Mode draw_mode(Draw& draw, Strategy strategy) {
+  Mode mode = draw.of(modes_of(strategy));
+  if (draw.one_in(3)) mode.extra_bytes = draw.of(std::vector<std::int64_t>{4, 12, 100});
+  if (mode.layout == Layout::expert_major && draw.one_in(3)) {
+    mode.row_alignment = draw.of(std::vector<std::int64_t>{2, 7, 16});
+  }
+  mode.row_sources = draw.one_in(4);
+  return mode;
+}
+
 Group draw_group(Draw& draw) {
   Group group;
   group.topology = draw_topology(draw);
@@ -62,7 +70,7 @@ Group draw_group(Draw& draw) {
                                                  Strategy::node_gather, Strategy::node_dedup});
   group.wire_dispatch = draw.one_in(3) ? draw.of(dtypes) : group.dtype;
   group.wire_combine = draw.one_in(3) ? draw.of(dtypes) : group.dtype;
-  return group;
+  return with_mode(group, draw_mode(draw, group.strategy));
 }
 
 Layer draw_layer(Draw& draw, const Group& group, int num_topk) {
@@ -70,6 +78,8 @@ Layer draw_layer(Draw& draw, const Group& group, int num_topk) {
   if (draw.one_in(3)) spec.none_share = 0.3;
   if (draw.one_in(3)) spec.repeat_share = 0.3;
   if (draw.one_in(4)) spec.zipf = 1.5;
+  if (draw.one_in(3)) spec.weights = support::WeightKind::odd;
+  if (draw.one_in(6)) spec.weights = support::WeightKind::none;
   spec.all_to_first = draw.one_in(8);
   const std::int64_t most = draw.of(std::vector<std::int64_t>{0, 3, 12, 30});
   std::vector<std::int64_t> tokens;
@@ -225,7 +235,8 @@ class SweepRank {
     context.at(fmt::format("dispatch of layer {}", number));
     layer.memory.use_seed(++layer.next_seed);
     layer.rows_are_valid = false;
-    layer.dispatching.emplace(exchange_.start_dispatch(*layer.plan, layer.memory.x()));
+    layer.dispatching.emplace(
+        exchange_.start_dispatch(*layer.plan, layer.memory.x(), layer.memory.extra()));
     if (random_.one_in(3)) co_await end_dispatch(context, number);
   }
 
@@ -253,12 +264,12 @@ class SweepRank {
   // In the rows' own memory, or in memory that the library does not know.
   Matrix outputs_of(Running& layer) {
     if (layer.rows_are_valid && random_.one_in(2)) {
-      support::run_experts(*layer.plan, layer.rows->matrix(), layer.rows->matrix());
+      layer.memory.run_experts(*layer.plan, layer.rows->matrix(), layer.rows->matrix());
       return layer.rows->matrix();
     }
     layer.plain.emplace(layer.plan->num_rows(), exchange_.shape().hidden, exchange_.shape().dtype);
     if (layer.rows_are_valid) {
-      support::run_experts(*layer.plan, layer.rows->matrix(), layer.plain->matrix());
+      layer.memory.run_experts(*layer.plan, layer.rows->matrix(), layer.plain->matrix());
     }
     return layer.plain->matrix();
   }
@@ -347,9 +358,10 @@ ProgramResult run_case(const SweepCase& sweep) {
 std::string SweepCase::describe() const {
   const Group& group = layers.front().group();
   std::string text = fmt::format(
-      "seed {} (replay with --seed {}): {} {} {} wires {} {} hidden {} experts {} fragment_bytes "
-      "{} range_tokens {} ranges_in_flight {} delay {} hold {}, calls:",
-      seed, seed, group.topology.describe(), to_string(group.strategy), to_string(group.dtype),
+      "seed {} (replay with --seed {}): {} {} {} {} wires {} {} hidden {} experts {} "
+      "fragment_bytes {} range_tokens {} ranges_in_flight {} delay {} hold {}, calls:",
+      seed, seed, group.topology.describe(), to_string(group.strategy),
+      to_string(mode_of(group)), to_string(group.dtype),
       to_string(group.wire_dispatch), to_string(group.wire_combine), group.hidden,
       group.placement.num_experts(), options.fragment_bytes, options.range_tokens,
       options.ranges_in_flight, program.max_delay_steps, program.max_hold_steps);
