@@ -54,6 +54,17 @@ TEST(BenchFlags, WireIsBothDirectionsUnlessCombineSaysOtherwise) {
   EXPECT_EQ(parse_bench_flags(flags).wire_combine, DType::f32);
 }
 
+TEST(BenchFlags, TokenMajorLeavesFlatOutOfAll) {
+  BenchFlags flags;
+  flags.layout = "token_major";
+  flags.weights = "at_expert";
+  const BenchOptions options = parse_bench_flags(flags);
+  EXPECT_EQ(options.layout, Layout::token_major);
+  EXPECT_EQ(options.weights, WeightMode::at_expert);
+  EXPECT_EQ(options.strategies, (std::vector{Strategy::rank_dedup, Strategy::node_gather,
+                                             Strategy::node_dedup}));
+}
+
 TEST(BenchFlags, RefusalsNameFlagValueAndWhatIsAllowed) {
   struct Case {
     void (*change)(BenchFlags&);
@@ -62,6 +73,15 @@ TEST(BenchFlags, RefusalsNameFlagValueAndWhatIsAllowed) {
   const Case cases[] = {
       {[](BenchFlags& f) { f.strategy = "best"; }, "--strategy best: no such strategy; allowed:"},
       {[](BenchFlags& f) { f.strategy = "flat,flat"; }, "named twice"},
+      {[](BenchFlags& f) { f.layout = "rows"; }, "--layout rows: allowed:"},
+      {[](BenchFlags& f) { f.weights = "half"; }, "--weights half: allowed:"},
+      {[](BenchFlags& f) { f.layout = "token_major"; }, "--weights at_expert or none"},
+      {[](BenchFlags& f) {
+         f.layout = "token_major";
+         f.weights = "none";
+         f.strategy = "flat";
+       },
+       "--strategy flat: sends one row per expert"},
       {[](BenchFlags& f) { f.dtype = "fp8"; }, "--dtype fp8: no such format; allowed:"},
       {[](BenchFlags& f) { f.wire = "bf16,combine=x"; }, "--wire combine x: no such format"},
       {[](BenchFlags& f) { f.tokens = "1,2,3"; }, "3 counts for 8 ranks"},

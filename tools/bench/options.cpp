@@ -40,6 +40,34 @@ std::vector<Strategy> parse_strategies(const std::string& text) {
   return strategies;
 }
 
+/// Layout, weights, and the strategies that go with them.
+void parse_modes(const BenchFlags& flags, BenchOptions& options) {
+  const std::optional<Layout> layout = layout_from_string(flags.layout);
+  if (!layout) {
+    throw tools::UsageError(
+        fmt::format("--layout {}: allowed: expert_major, token_major", flags.layout));
+  }
+  const std::optional<WeightMode> weights = weight_mode_from_string(flags.weights);
+  if (!weights) {
+    throw tools::UsageError(
+        fmt::format("--weights {}: allowed: at_combine, at_expert, none", flags.weights));
+  }
+  options.layout = *layout;
+  options.weights = *weights;
+  if (*layout == Layout::expert_major) return;
+  if (*weights == WeightMode::at_combine) {
+    throw tools::UsageError(
+        "--layout token_major: one row stands for several experts, so combine cannot weight them; "
+        "fix: --weights at_expert or none");
+  }
+  const std::size_t removed = std::erase(options.strategies, Strategy::flat);
+  if (removed > 0 && !options.all_strategies) {
+    throw tools::UsageError(
+        "--strategy flat: sends one row per expert, which is not --layout token_major; fix: leave "
+        "it out");
+  }
+}
+
 Fault parse_fault(const std::string& text) {
   if (text == "none") return Fault::none;
   if (text == "row") return Fault::row;
@@ -126,6 +154,12 @@ void add_bench_flags(CLI::App& command, BenchFlags& flags) {
   add(kWhere, "--strategy", flags.strategy,
       "all, or a comma list of flat, rank_dedup, node_gather, node_dedup")
       ->capture_default_str();
+  add(kWhere, "--layout", flags.layout,
+      "rows of a window: expert_major, one per (token, expert); token_major, one per (token, rank)")
+      ->capture_default_str();
+  add(kWhere, "--weights", flags.weights,
+      "who applies routing weights: at_combine, at_expert (the caller) or none")
+      ->capture_default_str();
   add(kWhere, "--wire", flags.wire,
       "format of rows between nodes: NAME for both directions [,combine=NAME]; default the dtype")
       ->type_name("NAME");
@@ -152,6 +186,7 @@ BenchOptions parse_bench_flags(const BenchFlags& flags) {
   check_ranges(options);
   options.all_strategies = flags.strategy == "all";
   options.strategies = parse_strategies(flags.strategy);
+  parse_modes(flags, options);
   options.dtype = tools::parse_dtype("--dtype", flags.dtype);
   const tools::WireFormats wire = tools::parse_wire(flags.wire);
   options.wire_dispatch = wire.dispatch;

@@ -36,7 +36,9 @@ struct BenchOptions {
   int num_nodes = 2;
   int ranks_per_node = 4;
   std::vector<Strategy> strategies;
-  bool all_strategies = false;  ///< then one that this build lacks is left out, not refused
+  bool all_strategies = false;  ///< then one that does not go with the layout is left out
+  Layout layout = Layout::expert_major;
+  WeightMode weights = WeightMode::at_combine;
   std::optional<DType> wire_dispatch;
   std::optional<DType> wire_combine;
   double link_bits_per_s = 0;
@@ -57,6 +59,8 @@ struct BenchFlags {
   std::string strategy = "all";
   std::string dtype = "bf16";
   std::string wire;
+  std::string layout = "expert_major";
+  std::string weights = "at_combine";
   std::string link_rate = "0";
   std::string tokens;
   std::string fault = "none";

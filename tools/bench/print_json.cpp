@@ -37,6 +37,8 @@ Json what_was_run(const RunContext& context, Strategy strategy) {
           {"num_topk", workload.num_topk},
           {"num_experts", workload.placement.num_experts()},
           {"dtype", to_string(workload.shape.dtype)},
+          {"layout", to_string(options.layout)},
+          {"weights", to_string(options.weights)},
           {"wire_dispatch", to_string(wire_dispatch(options))},
           {"wire_combine", to_string(wire_combine(options))},
           {"routing", workload.routing_name},

@@ -30,12 +30,13 @@ std::string heading(const RunContext& context) {
   std::string text = fmt::format(
       "{}, {} ({}; {})\n"
       "{}, top-{} of {} experts, hidden {} {}; between nodes {} out, {} back\n"
-      "routing: {}\n",
+      "rows {}, weights {}; routing: {}\n",
       tools::counted(workload.topology.num_nodes(), "node"),
       tools::counted(workload.num_ranks(), "rank"), context.settings.transport, links,
       tools::counted(workload.num_tokens(), "token"), workload.num_topk,
       workload.placement.num_experts(), workload.shape.hidden, to_string(workload.shape.dtype),
-      to_string(wire_dispatch(options)), to_string(wire_combine(options)), routing);
+      to_string(wire_dispatch(options)), to_string(wire_combine(options)),
+      to_string(options.layout), to_string(options.weights), routing);
   for (const std::string& note : workload.notes) text += fmt::format("note: {}\n", note);
   return text + fmt::format(
                     "medians of {} after a warm-up; every row, every sum and every "

@@ -39,7 +39,8 @@ support::Reference make_oracle(const RunContext& context, std::size_t strategy, 
   const BenchOptions& options = context.options;
   const Workload& workload = context.workload;
   return {{workload.topology, workload.placement, workload.shape.hidden, workload.shape.dtype,
-           options.strategies[strategy], wire_dispatch(options), wire_combine(options)},
+           options.strategies[strategy], wire_dispatch(options), wire_combine(options),
+           options.layout, options.weights},
           support::hashed_model(row_seed(options, strategy, repeat), workload.shape.dtype),
           support::views(workload.routing)};
 }
@@ -47,6 +48,8 @@ support::Reference make_oracle(const RunContext& context, std::size_t strategy, 
 ExchangeOptions exchange_options(const BenchOptions& options, Strategy strategy) {
   ExchangeOptions result;
   result.strategy = strategy;
+  result.layout = options.layout;
+  result.weights = options.weights;
   result.wire_dispatch = wire_dispatch(options);
   result.wire_combine = wire_combine(options);
   result.fragment_bytes = options.fragment_bytes;
@@ -176,7 +179,7 @@ OutputRows RankBench::run_dispatch(std::size_t strategy, const Plan& plan, Repea
     fail(strategy, *fault);
   }
   OutputRows y = exchanges_[strategy].output(plan);
-  support::run_experts(plan, rows.matrix(), y.matrix());
+  support::run_experts(plan, rows.matrix(), y.matrix(), context_.options.weights);
   return y;
 }
 

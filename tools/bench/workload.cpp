@@ -89,12 +89,13 @@ class TokenCounter {
     nodes_.clear();
     for (const int expert : experts_) {
       const int rank = workload_.placement.rank_of(expert);
-      ++counts_.received[static_cast<std::size_t>(rank)];
+      if (workload_.layout == Layout::expert_major) received(rank);
       add_row(Strategy::flat, home, topology.node_of(rank));
       ranks_.push_back(rank);
     }
     make_distinct(ranks_);
     for (const int rank : ranks_) {
+      if (workload_.layout == Layout::token_major) received(rank);
       add_row(Strategy::rank_dedup, home, topology.node_of(rank));
       nodes_.push_back(topology.node_of(rank));
     }
@@ -111,6 +112,7 @@ class TokenCounter {
   }
 
  private:
+  void received(int rank) { ++counts_.received[static_cast<std::size_t>(rank)]; }
   StrategyRows& rows_of(Strategy strategy) {
     return counts_.strategies[static_cast<std::size_t>(strategy)];
   }
@@ -136,7 +138,9 @@ std::int64_t Workload::num_tokens() const {
 }
 
 Workload make_workload(const BenchOptions& options) {
-  return options.trace_directory.empty() ? generated(options) : from_trace(options);
+  Workload workload = options.trace_directory.empty() ? generated(options) : from_trace(options);
+  workload.layout = options.layout;
+  return workload;
 }
 
 std::int64_t NodeRows::total() const {

@@ -23,7 +23,8 @@ struct Workload {
   std::vector<support::RoutingData> routing;  ///< by rank
   std::string routing_name;                   ///< "uniform", "zipf:1.0", "trace", ...
   std::string model;                          ///< of the trace
-  std::vector<std::string> notes;             ///< what a reader of the figures should know
+  Layout layout = Layout::expert_major;       ///< decides what a received row is
+  std::vector<std::string> notes{};           ///< what a reader of the figures should know
 
   int num_ranks() const { return topology.num_ranks(); }
   std::int64_t num_tokens() const;  ///< of all ranks
