@@ -57,7 +57,12 @@ void DispatchOperation::make_receivers() {
   }
 }
 
+void DispatchOperation::open_early() {
+  if (!std::exchange(opened_, true)) early_->open(*this);
+}
+
 void DispatchOperation::take_plan(std::shared_ptr<PlanState> plan) {
+  open_early();  // peers count on its credit, however fast the plan was
   set_plan(std::move(plan));
   windows_ = PeerWindows(this->plan()->rows.rows_to);
   make_receivers();
@@ -71,8 +76,8 @@ void DispatchOperation::take_plan(std::shared_ptr<PlanState> plan) {
 }
 
 bool DispatchOperation::step_early() {
-  if (!std::exchange(opened_, true)) {
-    early_->open(*this);
+  if (!opened_) {
+    open_early();
     engine().deliver_early(exchange(), call().plan);
   }
   return running() && send_some();

@@ -66,6 +66,7 @@ class DispatchOperation final : public Operation {
   void clear_alignment_rows();
 
   void make_receivers();
+  void open_early();
   bool step_early();
 
   const DispatchInput input_;
