@@ -89,7 +89,7 @@ class ExpertRows : public WindowRows {
  public:
   ExpertRows(WindowRows rows, std::int64_t extra_offset, std::int64_t extra_bytes)
       : WindowRows(std::move(rows)), extra_offset_(extra_offset), extra_bytes_(extra_bytes) {}
-  /// The extra bytes that came with a row; empty unless options.extra_bytes.
+  /// The extra bytes that came with a row, at a multiple of 16; empty unless options.extra_bytes.
   std::span<const std::byte> extra(std::int64_t row) const {
     return {static_cast<const std::byte*>(matrix().data) + row * matrix().stride_bytes() +
                 extra_offset_,

@@ -48,7 +48,8 @@ struct ExchangeOptions {
   /// Each expert's rows start at a multiple of this many rows; the rows in between are 0 and belong
   /// to nobody. expert_major only, 1..65535.
   int row_alignment = 1;
-  /// Bytes that travel with each row of x, such as scales of its blocks; a multiple of 4.
+  /// Bytes that travel with each row of x, such as scales of its blocks; a multiple of 4,
+  /// at most 1 MiB.
   int extra_bytes = 0;
   /// Plans say where each row comes from (Plan::row_sources), for one more byte per row in the
   /// metadata. On by itself with token_major and with weights at the expert.

@@ -12,7 +12,8 @@ struct RowSources {
   std::vector<std::int32_t> rank;
   std::vector<std::int64_t> token;   ///< of that rank
   std::vector<std::int32_t> slot;    ///< first one that names the expert; empty with token_major
-  std::vector<float> weight;         ///< the sum over those slots; empty with token_major
+  /// Summed over those slots, 1 with weights none; empty with token_major.
+  std::vector<float> weight;
 };
 
 }  // namespace ferry
