@@ -171,8 +171,8 @@ bool DispatchOperation::land_some() {
   for (std::size_t i = 0; i < receivers_.size() && running(); ++i) {
     LaneReceiver& receiver = receivers_[i];
     LaneInbox& inbox = flow_->inboxes[i];
-    if (inbox.ordinal != call().ordinal)
-      continue;  // an earlier use of the plan, or this one is done
+    // An earlier use of the plan still lands, or this one is done.
+    if (inbox.ordinal != call().ordinal) continue;
     if (!receiver.done()) receiver.grant_through(*this, inbox, receiver.range());
     for (int taken = 0; taken < kLandingsPerStep; ++taken) {
       const auto fragment = receiver.take(*this, inbox, exchange().dispatch_framing);

@@ -12,6 +12,8 @@ namespace {
 
 // Payload that may leave for one node without waiting for the plan.
 constexpr std::uint64_t kEarlyBytesPerNode = 64 * 1024;
+// However small fragments are: each takes a block of memory at its receiver.
+constexpr std::uint64_t kMostEarlyFragments = 64;
 // Fragments that are granted ahead of those that have come: enough to keep a link busy.
 constexpr std::uint32_t kGrantsAhead = 16;
 
@@ -48,7 +50,8 @@ std::uint32_t early_fragments(const ExchangeState& exchange) {
   const plan::Framing& framing = exchange.dispatch_framing;
   if (!plan::lands_on_rail(plan::info(exchange.options.strategy))) return kInitialFragments;
   const std::uint64_t fragment = framing.rows_per_fragment * framing.row_bytes;
-  return static_cast<std::uint32_t>(std::max<std::uint64_t>(kEarlyBytesPerNode / fragment, 1));
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(kEarlyBytesPerNode / fragment, 1, kMostEarlyFragments));
 }
 
 // What may leave early on each lane: as much as its receiver expects, and no more than the limit

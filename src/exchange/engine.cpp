@@ -64,7 +64,9 @@ Engine::~Engine() {
     if (!exchange) continue;
     exchange->calls.clear();
     exchange->board->leave();
+    exchange->board->flush();
   }
+  for (const std::unique_ptr<NodeBoard>& board : closing_) board->flush();
 }
 
 const std::shared_ptr<ExchangeState>& Engine::world() { return world_; }
@@ -103,12 +105,11 @@ void Engine::enter(const std::shared_ptr<Operation>& operation,
   std::erase_if(exchange.refused_ahead, [&](const auto& one) { return one.first < call.place; });
   if (const Error* const failure = exchange.failures.find(call.plan)) {
     operation->fail(*failure);  // every rank knows, or is about to
-  } else if (auto ahead = exchange.refused_ahead.extract(call.place)) {
-    apply(exchange, ahead.mapped());
   } else if (refusal) {
     refuse(*operation, *refusal);
   } else {
-    check_order(exchange, call, rank());
+    if (auto ahead = exchange.refused_ahead.extract(call.place)) apply(exchange, ahead.mapped());
+    if (operation->running()) check_order(exchange, call, rank());
   }
 }
 
@@ -193,6 +194,7 @@ void Engine::refuse(Operation& operation, const Error& error) {
   const std::string text = std::string(error.what()).substr(0, wire::kPoisonTextBytes);
   const Poison poison{operation.call(), Error(error.code(), text)};
   broadcast(operation.exchange(), poison);
+  operation.fail(poison.error);
   apply(operation.exchange(), poison);
 }
 

@@ -53,16 +53,17 @@ std::optional<Error> find_matrix_error(const ExchangeState& exchange, const Cons
   return std::nullopt;
 }
 
-std::optional<Error> find_extra_error(const ExchangeState& exchange,
-                                      std::span<const std::byte> extra, std::int64_t tokens) {
-  const std::int64_t wanted = tokens * exchange.options.extra_bytes;
-  if (static_cast<std::int64_t>(extra.size()) == wanted) return std::nullopt;
-  return Error(
-      ErrorCode::invalid_argument,
-      fmt::format("dispatch: extra has {} bytes on rank {}; allowed: {}, because num_tokens "
-                  "= {} and extra_bytes = {}",
-                  extra.size(), exchange.engine.rank(), wanted, tokens,
-                  exchange.options.extra_bytes));
+// The same for what is to be dispatched.
+std::optional<Error> find_input_error(const ExchangeState& exchange, const DispatchInput& input,
+                                      const Expected& expected) {
+  if (auto error = find_matrix_error(exchange, input.x, expected)) return error;
+  const std::int64_t wanted = expected.rows * exchange.options.extra_bytes;
+  if (static_cast<std::int64_t>(input.extra.size()) == wanted) return std::nullopt;
+  return Error(ErrorCode::invalid_argument,
+               fmt::format("{}: extra has {} bytes on rank {}; allowed: {}, because num_tokens = "
+                           "{} and extra_bytes = {}",
+                           expected.call, input.extra.size(), exchange.engine.rank(), wanted,
+                           expected.rows, exchange.options.extra_bytes));
 }
 
 std::optional<Error> find_plan_error(const ExchangeState& exchange, const PlanState* plan,
@@ -138,31 +139,35 @@ std::optional<Error> find_routing_refusal(const ExchangeState& exchange, const R
   return Error(ErrorCode::invalid_argument, *problem);
 }
 
-// What is wrong with the dispatch that a plan is to take up.
-std::optional<Error> find_gather_refusal(const ExchangeState& exchange, const Operation& gather,
-                                         const Routing& routing) {
-  const auto refuse = [](const std::string& text) {
-    return Error(ErrorCode::invalid_argument, "plan: " + text);
-  };
+// Why a plan cannot take up a dispatch at all: it belongs to another exchange, or has its plan.
+std::optional<Error> find_gather_misuse(const ExchangeState& exchange, const Operation& gather) {
+  const int rank = exchange.engine.rank();
   if (&gather.exchange() != &exchange) {
-    return refuse(
-        fmt::format("the dispatch given on rank {} was started on exchange {}, not on "
-                    "exchange {}",
-                    exchange.engine.rank(), gather.exchange().id, exchange.id));
+    return Error(ErrorCode::invalid_argument,
+                 fmt::format("plan: the dispatch given on rank {} was started on exchange {}, not "
+                             "on exchange {}",
+                             rank, gather.exchange().id, exchange.id));
   }
+  if (!gather.plan() && exchange.engine.find_planning(exchange, gather.call().plan) == nullptr) {
+    return std::nullopt;
+  }
+  return Error(ErrorCode::invalid_argument,
+               fmt::format("plan: the dispatch given on rank {} has a plan already; fix: give each "
+                           "start_gather to one plan",
+                           rank));
+}
+
+// What is wrong with the plan of a dispatch that has begun.
+std::optional<Error> find_joined_refusal(const ExchangeState& exchange, const Routing& routing,
+                                         const Operation& gather) {
   if (gather.error()) return gather.error();
-  if (gather.plan() || exchange.engine.find_planning(exchange, gather.call().plan) != nullptr) {
-    return refuse(
-        fmt::format("the dispatch given on rank {} has a plan already; fix: give each "
-                    "start_gather to one plan",
-                    exchange.engine.rank()));
-  }
+  if (auto refusal = find_routing_refusal(exchange, routing)) return refusal;
   const std::int64_t rows = static_cast<const DispatchOperation&>(gather).input().x.rows;
   if (rows == routing.num_tokens) return std::nullopt;
-  return refuse(
-      fmt::format("num_tokens = {} on rank {}, but start_gather was given {} rows; fix: "
-                  "route the same tokens",
-                  routing.num_tokens, exchange.engine.rank(), rows));
+  return Error(ErrorCode::invalid_argument,
+               fmt::format("plan: num_tokens = {} on rank {}, but start_gather was given {} rows; "
+                           "fix: route the same tokens",
+                           routing.num_tokens, exchange.engine.rank(), rows));
 }
 
 }  // namespace
@@ -216,14 +221,12 @@ Pending<Plan> Exchange::start_plan(const Routing& routing, Pending<ExpertRows>& 
   const CallerGuard guard(state_->engine);
   state_->engine.progress();
   const detail::Operation& gather = gathering.operation();
-  auto refusal = detail::find_routing_refusal(*state_, routing);
-  if (!refusal) refusal = detail::find_gather_refusal(*state_, gather, routing);
-  // A failed gather has its plan number too: its plan fails with it.
-  const bool ours = &gather.exchange() == state_.get() && !gather.plan();
+  if (const auto misuse = detail::find_gather_misuse(*state_, gather)) {
+    return detail::refused<Plan>(state_, nullptr, wire::OpKind::plan, *misuse);
+  }
   const auto operation =
-      ours ? std::make_shared<detail::PlanOperation>(state_, routing, gather.call().plan)
-           : std::make_shared<detail::PlanOperation>(state_, routing);
-  state_->engine.start(operation, refusal);
+      std::make_shared<detail::PlanOperation>(state_, routing, gather.call().plan);
+  state_->engine.start(operation, detail::find_joined_refusal(*state_, routing, gather));
   return Pending<Plan>(operation, &detail::take_plan);
 }
 
@@ -242,13 +245,13 @@ Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x,
     return detail::refused<ExpertRows>(state_, nullptr, kKind, *stale);
   }
   const auto tokens = static_cast<std::int64_t>(plan.state()->rows.num_tokens);
-  auto error = detail::find_matrix_error(*state_, x, {"dispatch", "x", tokens});
-  if (!error) error = detail::find_extra_error(*state_, extra, tokens);
-  if (error) return detail::refused<ExpertRows>(state_, plan.state(), kKind, *error);
+  const detail::DispatchInput input{x, extra};
+  if (const auto error = detail::find_input_error(*state_, input, {"dispatch", "x", tokens})) {
+    return detail::refused<ExpertRows>(state_, plan.state(), kKind, *error);
+  }
   std::shared_ptr<detail::DispatchOperation> operation;
   try {
-    operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(),
-                                                            detail::DispatchInput{x, extra});
+    operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(), input);
   } catch (const std::bad_alloc&) {
     return detail::refused<ExpertRows>(state_, plan.state(), kKind,
                                        detail::no_memory_error(*state_, "dispatch"));
@@ -260,7 +263,7 @@ Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x,
 Pending<ExpertRows> Exchange::start_gather(ConstMatrix x, std::span<const std::byte> extra) {
   const CallerGuard guard(state_->engine);
   state_->engine.progress();
-  std::shared_ptr<detail::Operation> operation;
+  const detail::DispatchInput input{x, extra};
   std::optional<Error> refusal;
   if (!plan::info(state_->options.strategy).sends_every_token) {
     refusal = Error(ErrorCode::unsupported,
@@ -268,15 +271,20 @@ Pending<ExpertRows> Exchange::start_gather(ConstMatrix x, std::span<const std::b
                                 "allowed: node_gather",
                                 to_string(state_->options.strategy)));
   }
-  if (!refusal) refusal = detail::find_matrix_error(*state_, x, {"start_gather", "x", x.rows});
-  if (!refusal) refusal = detail::find_extra_error(*state_, extra, x.rows);
-  if (refusal) {
+  if (!refusal) refusal = detail::find_input_error(*state_, input, {"start_gather", "x", x.rows});
+  std::shared_ptr<detail::Operation> operation;
+  if (!refusal) {
+    try {
+      operation = std::make_shared<detail::DispatchOperation>(
+          state_, detail::EarlySide::for_gather(*state_, static_cast<std::uint64_t>(x.rows)),
+          input);
+    } catch (const std::bad_alloc&) {
+      refusal = detail::no_memory_error(*state_, "start_gather");
+    }
+  }
+  if (!operation) {
     operation = std::make_shared<detail::RefusedOperation>(
         state_, detail::Operation::PlanUse::opens, detail::kNoPlan);
-  } else {
-    operation = std::make_shared<detail::DispatchOperation>(
-        state_, detail::EarlySide::for_gather(*state_, static_cast<std::uint64_t>(x.rows)),
-        detail::DispatchInput{x, extra});
   }
   state_->engine.start(operation, refusal);
   return Pending<ExpertRows>(operation, &detail::take_rows);
@@ -286,11 +294,12 @@ Pending<Dispatched> Exchange::start_plan_and_dispatch(const Routing& routing, Co
                                                       std::span<const std::byte> extra) {
   const CallerGuard guard(state_->engine);
   state_->engine.progress();
+  const detail::DispatchInput input{x, extra};
   auto refusal = detail::find_routing_refusal(*state_, routing);
   if (!refusal) {
-    refusal = detail::find_matrix_error(*state_, x, {"plan_and_dispatch", "x", routing.num_tokens});
+    refusal =
+        detail::find_input_error(*state_, input, {"plan_and_dispatch", "x", routing.num_tokens});
   }
-  if (!refusal) refusal = detail::find_extra_error(*state_, extra, routing.num_tokens);
   const auto planning = std::make_shared<detail::PlanOperation>(state_, routing);
   state_->engine.enter(planning, refusal);
   // The dispatch begins before the plan's first step: that one may be its last.
@@ -299,8 +308,9 @@ Pending<Dispatched> Exchange::start_plan_and_dispatch(const Routing& routing, Co
   if (planning->running()) {
     try {
       operation = std::make_shared<detail::DispatchOperation>(
-          state_, detail::EarlySide::for_plan(*state_, number, planning->prepare_lanes()),
-          detail::DispatchInput{x, extra});
+          state_, detail::EarlySide::for_plan(*state_, number, planning->prepare_lanes()), input);
+    } catch (const Error& error) {
+      refusal = error;
     } catch (const std::bad_alloc&) {
       refusal = detail::no_memory_error(*state_, "plan_and_dispatch");
     }

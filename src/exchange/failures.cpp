@@ -3,6 +3,8 @@
 #include "exchange/failures.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <string_view>
 
 #include "base/hash.hpp"
 
@@ -18,13 +20,18 @@ bool Failures::add(std::uint32_t plan, const Error& error) {
   if (ever_.contains(plan)) return false;
   entry(plan).error = error;
   lose_order();
-  ever_.insert(plan);
+  ever_.emplace(plan, std::hash<std::string_view>()(error.what()));
   return true;
 }
 
 const Error* Failures::find(std::uint32_t plan) const {
   const auto found = plans_.find(plan);
   return found != plans_.end() && found->second.error ? &*found->second.error : nullptr;
+}
+
+bool Failures::knows(const Error& error) const {
+  const std::size_t hash = std::hash<std::string_view>()(error.what());
+  return std::ranges::any_of(ever_, [hash](const auto& failed) { return failed.second == hash; });
 }
 
 void Failures::mark_left(std::uint32_t plan, int local_rank) {
@@ -55,7 +62,7 @@ void Failures::lose_order() {
 
 std::uint16_t Failures::digest() const {
   std::uint64_t digest = 0;
-  for (const std::uint32_t plan : ever_) digest ^= base::mix64(std::uint64_t{plan} + 1);
+  for (const auto& [plan, text] : ever_) digest ^= base::mix64(std::uint64_t{plan} + 1);
   return static_cast<std::uint16_t>(digest);
 }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "ferry/error.hpp"
@@ -20,6 +19,9 @@ class Failures {
   bool add(std::uint32_t plan, const Error& error);
   /// With what a plan failed; null while it has not, or when nobody can ask any more.
   const Error* find(std::uint32_t plan) const;
+
+  /// Whether a plan failed with this error, also one that is forgotten.
+  bool knows(const Error& error) const;
 
   /// A rank of the node touches nothing of a plan any more.
   void mark_left(std::uint32_t plan, int local_rank);
@@ -49,7 +51,8 @@ class Failures {
 
   const std::size_t node_size_;
   std::map<std::uint32_t, Failed> plans_;
-  std::set<std::uint32_t> ever_;  ///< all that failed, also those forgotten
+  /// All that failed, also those forgotten, with a hash of the error's text.
+  std::map<std::uint32_t, std::size_t> ever_;
   bool order_lost_ = false;
   bool agreed_ = false;  ///< all ranks know of the same failures
 };

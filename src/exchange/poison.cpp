@@ -35,17 +35,21 @@ void Engine::apply_to_place(ExchangeState& exchange, const Poison& poison) {
   const std::uint64_t place = poison.call.place;
   std::vector<wire::CallId> lost;
   if (no_plan && (poison.call.after_failure || exchange.failures.order_lost())) {
-    // Places say nothing now: whichever call the refuser left alone, it is one of these.
+    // Places say nothing now. A rank for which they did may have named the plan already; else,
+    // whichever call the refuser left alone, it is one of these.
+    if (exchange.failures.knows(poison.error)) return;
     for (const auto& [number, known] : exchange.plans) lost.push_back({.plan = number});
     for (const auto& [at, operation] : exchange.calls) lost.push_back(operation->call());
     for (wire::CallId& call : lost) call.kind = wire::OpKind::dispatch;
   } else if (no_plan && place >= exchange.next_place) {
     exchange.refused_ahead.emplace(place, poison);
-  } else if (const wire::CallId* const own = exchange.order.find_own(place)) {
-    lost.push_back(*own);
-  }
-  if (const auto call = exchange.calls.find(place); call != exchange.calls.end()) {
-    if (!call->second->call().after_failure || no_plan) call->second->fail(poison.error);
+  } else if (const auto own = exchange.calls.find(place); own != exchange.calls.end()) {
+    // Of calls that name their plans, one made after a failure is not the other's counterpart.
+    if (!no_plan && own->second->call().after_failure) return;
+    own->second->fail(poison.error);
+    lost.push_back(own->second->call());
+  } else if (const wire::CallId* const ended = exchange.order.find_own(place)) {
+    lost.push_back(*ended);
   }
   for (wire::CallId& call : lost) {
     if (call.plan == kNoPlan || call.plan == poison.call.plan) continue;

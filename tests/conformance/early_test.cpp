@@ -130,6 +130,37 @@ TEST_P(GatherFirst, ANumberOfTokensThatDiffersIsRefused) {
   });
 }
 
+TEST_P(GatherFirst, ADispatchThatIsNotThisPlansIsRefusedOnEveryRank) {
+  const Layer shared = layer(9);
+  for (const bool foreign : {true, false}) {
+    SCOPED_TRACE(foreign ? "of another exchange" : "given twice");
+    run([&](RankContext& context) -> Task {
+      Exchange exchange = make_exchange(context, shared.group());
+      Exchange other = make_exchange(context, shared.group());
+      RankLayer memory(context, shared, 11);
+      Pending<ExpertRows> first = exchange.start_gather(memory.x());
+      Pending<ExpertRows> second = exchange.start_gather(memory.x());
+      Pending<ExpertRows> others = other.start_gather(memory.x());
+      const Plan plan = co_await exchange.start_plan(memory.routing(), first);
+      Pending<ExpertRows>& wrong = foreign ? others : first;
+      const auto failure = co_await failure_of([&] {
+        return exchange.start_plan(memory.routing(), context.rank() == 0 ? wrong : second);
+      });
+      require(failure && failure->code == ErrorCode::invalid_argument &&
+                  failure->text.find("on rank 0") != std::string::npos,
+              failure ? failure->text : "the plan ended well");
+      // The dispatch that has its plan, and the one of the other exchange, go on.
+      const ExpertRows rows = co_await first;
+      co_await finish_layer(context, exchange, memory, plan, rows);
+      const Plan of_other = co_await other.start_plan(memory.routing(), others);
+      const ExpertRows rows_of_other = co_await others;
+      co_await finish_layer(context, other, memory, of_other, rows_of_other);
+      co_await run_layer(context, exchange, shared, {.check_bytes = false});
+    });
+    if (HasFailure()) return;
+  }
+}
+
 TEST_P(GatherFirst, GivenUpOrDroppedItEndsEverywhere) {
   const Layer shared = layer(7);
   for (std::uint64_t after = 0; after < 120; after += 13) {
