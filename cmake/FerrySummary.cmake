@@ -10,6 +10,7 @@ message(STATUS "Ferry ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPI
 ferry_summary_line("command" "${FERRY_BUILD_TOOLS}" "-DFERRY_BUILD_TOOLS=ON")
 ferry_summary_line("tests" "${FERRY_BUILD_TESTS}" "-DFERRY_BUILD_TESTS=ON and libgtest-dev")
 ferry_summary_line("examples" "${FERRY_BUILD_EXAMPLES}" "-DFERRY_BUILD_EXAMPLES=ON")
+ferry_summary_line("MPI modules (${FERRY_MPIS})" "${FERRY_MPIS}" "-DFERRY_BUILD_MPI=ON, needs pkgconf and libopenmpi-dev or libmpich-dev")
 ferry_summary_line("install" "${FERRY_INSTALL}" "-DFERRY_INSTALL=ON")
 ferry_summary_line("shared libraries" "${BUILD_SHARED_LIBS}" "-DBUILD_SHARED_LIBS=ON")
 ferry_summary_line("micro-benchmarks" "${FERRY_BUILD_BENCHMARKS}" "-DFERRY_BUILD_BENCHMARKS=ON, needs libbenchmark-dev")

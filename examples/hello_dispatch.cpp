@@ -1,6 +1,7 @@
 // What you learn: how tokens go to their experts and come back, in one process and without any
 // set-up. Two nodes of two ranks; four experts, one per rank; each expert multiplies by its number.
-// Run it: build/release/bin/hello_dispatch
+// Run it: build/release/bin/hello_dispatch, or as four processes:
+//         mpirun -n 4 build/release/bin/hello_dispatch
 
 #include <cstdint>
 #include <cstdio>
@@ -63,6 +64,6 @@ void body(ferry::Transport& transport) {
 }  // namespace
 
 int main() {
-  ferry::threads::run({.nodes = 2, .ranks_per_node = 2}, body);
+  ferry::launch::run({.topology = ferry::Topology::uniform(2, 2)}, body);
   return 0;
 }

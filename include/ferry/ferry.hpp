@@ -15,6 +15,7 @@
 
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
+#include "ferry/launch.hpp"
 #include "ferry/matrix.hpp"
 #include "ferry/options.hpp"
 #include "ferry/pending.hpp"

@@ -35,7 +35,7 @@ std::uint64_t page_bytes() {
 
 }  // namespace
 
-Pages::Pages(std::uint64_t bytes) {
+Pages::Pages(int file, std::uint64_t bytes) {
   const std::uint64_t page = page_bytes();
   if (bytes > std::numeric_limits<std::uint64_t>::max() / 2) {
     refuse_size(bytes, ENOMEM);
@@ -49,21 +49,32 @@ Pages::Pages(std::uint64_t bytes) {
     refuse_size(bytes, errno);
   }
   address_ = static_cast<std::byte*>(mapped);
-  if (!huge) {
-    return;
+  if (huge) {
+    // The ends that alignment leaves over go back at once.
+    const auto start = reinterpret_cast<std::uintptr_t>(mapped);
+    const std::uint64_t before = (kHugePageBytes - start % kHugePageBytes) % kHugePageBytes;
+    address_ += before;
+    if (before > 0) {
+      ::munmap(mapped, before);
+    }
+    if (slack > before) {
+      ::munmap(address_ + length_, slack - before);
+    }
   }
-  // The ends that alignment leaves over go back at once.
-  const auto start = reinterpret_cast<std::uintptr_t>(mapped);
-  const std::uint64_t before = (kHugePageBytes - start % kHugePageBytes) % kHugePageBytes;
-  address_ += before;
-  if (before > 0) {
-    ::munmap(mapped, before);
+  // Populated: else every first touch of a page that exists already would be a fault.
+  if (file != kAnonymous && ::mmap(address_, length_, PROT_READ | PROT_WRITE,
+                                   MAP_SHARED | MAP_FIXED | MAP_POPULATE, file, 0) == MAP_FAILED) {
+    const int error = errno;
+    ::munmap(address_, length_);
+    refuse_size(bytes, error);
   }
-  if (slack > before) {
-    ::munmap(address_ + length_, slack - before);
+  if (file != kAnonymous) {
+    ::madvise(address_, length_, MADV_DONTFORK);  // a forked child is no rank
   }
-  // Advice only: a system without huge pages refuses it, and the region works all the same.
-  ::madvise(address_, length_, MADV_HUGEPAGE);
+  if (huge) {
+    // Advice only: a system without huge pages refuses it, and the region works all the same.
+    ::madvise(address_, length_, MADV_HUGEPAGE);
+  }
 }
 
 Pages::~Pages() {

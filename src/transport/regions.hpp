@@ -13,19 +13,27 @@
 
 namespace ferry::detail {
 
-/// Anonymous pages that go with the object.
+/// Pages that go with the object: anonymous, or of a file that other processes map, too.
 class Pages {
  public:
   /// Errors: resource_exhausted, with the size.
-  explicit Pages(std::uint64_t bytes);
+  explicit Pages(std::uint64_t bytes) : Pages(kAnonymous, bytes) {}
+  /// Maps the first `bytes` of the file; the descriptor is needed no longer.
+  Pages(int file, std::uint64_t bytes);
   Pages(Pages&& other) noexcept
       : address_(std::exchange(other.address_, nullptr)), length_(other.length_) {}
-  Pages& operator=(Pages&&) = delete;
+  Pages& operator=(Pages&& other) noexcept {
+    std::swap(address_, other.address_);
+    std::swap(length_, other.length_);
+    return *this;
+  }
   ~Pages();
 
   std::byte* data() const { return address_; }
 
  private:
+  static constexpr int kAnonymous = -1;
+
   std::byte* address_ = nullptr;
   std::size_t length_ = 0;
 };

@@ -1,0 +1,15 @@
+# Which MPIs a module is built for: FERRY_MPIS, of openmpi and mpich. Both may be installed side by
+# side, and each names its flags in a pkg-config file; find_package(MPI) knows only one.
+set(FERRY_MPIS "")
+if(FERRY_BUILD_MPI)
+  find_package(PkgConfig QUIET)
+endif()
+if(PkgConfig_FOUND)
+  pkg_check_modules(openmpi QUIET IMPORTED_TARGET ompi-c)
+  pkg_check_modules(mpich QUIET IMPORTED_TARGET mpich)
+  foreach(mpi openmpi mpich)
+    if(${mpi}_FOUND)
+      list(APPEND FERRY_MPIS ${mpi})
+    endif()
+  endforeach()
+endif()

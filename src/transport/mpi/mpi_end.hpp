@@ -1,0 +1,24 @@
+#pragma once
+// What must happen before MPI goes: a program may call MPI_Finalize while transports are alive.
+
+namespace ferry::detail {
+
+/// Registered from its construction to its destruction. Told once, first things last made, when
+/// MPI_Finalize begins; MPI can still be called then, and never after.
+class MpiEndListener {
+ public:
+  /// Requires: MPI_Init was called, MPI_Finalize was not
+  MpiEndListener();
+  MpiEndListener(const MpiEndListener&) = delete;
+  MpiEndListener& operator=(const MpiEndListener&) = delete;
+
+  virtual void mpi_ends() = 0;
+
+ protected:
+  virtual ~MpiEndListener();
+};
+
+/// True from the end of those calls on.
+bool mpi_has_ended();
+
+}  // namespace ferry::detail

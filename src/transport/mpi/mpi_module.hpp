@@ -1,0 +1,49 @@
+#pragma once
+// What a program that links no MPI asks of ferry_mpi_openmpi.so or ferry_mpi_mpich.so. One of them
+// is loaded under a launcher (src/launch), built from the same sources as the program.
+
+#include <memory>
+#include <string>
+
+#include "ferry/topology.hpp"
+#include "ferry/transport.hpp"
+
+namespace ferry::detail {
+
+struct MpiJobOptions {
+  /// Ask for a thread level at which a second thread may move messages.
+  bool many_threads = false;
+  double deadline_s = 300;
+};
+
+/// This process as one rank of an MPI job. MPI is initialised unless the program did so, and ends
+/// with the object then.
+class MpiJob {
+ public:
+  MpiJob() = default;
+  MpiJob(const MpiJob&) = delete;
+  MpiJob& operator=(const MpiJob&) = delete;
+  virtual ~MpiJob() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Library and version, for example "Open MPI v4.1.4".
+  virtual std::string mpi() const = 0;
+  /// mpi::attach over the first `num_ranks` ranks of the job. Collective over the job; null on the
+  /// other ranks. `topology` null = the machines as they are found.
+  virtual std::unique_ptr<Transport> attach(int num_ranks, const Topology* topology) = 0;
+  /// Returns true when every rank of the job is here; false when they are not after limit_s, or
+  /// some seconds after the job of `transport` (may be null) was aborted.
+  virtual bool meet(double limit_s, Transport* transport) = 0;
+  /// From now on MPI is left as it is, because other ranks are not there to end it with.
+  virtual void leave_mpi() = 0;
+};
+
+/// The one symbol of a module. Throws ferry::Error.
+using StartMpiJob = MpiJob*(const MpiJobOptions& options);
+inline constexpr const char* kStartMpiJob = "ferry_start_mpi_job";
+/// A module of another version is refused by its second symbol, an int.
+inline constexpr const char* kMpiModuleVersion = "ferry_mpi_module_version";
+inline constexpr int kMpiModuleVersionHere = 1;
+
+}  // namespace ferry::detail

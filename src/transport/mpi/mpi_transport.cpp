@@ -1,0 +1,333 @@
+// Messages, waiting and the end of a rank under MPI; see mpi_transport.hpp.
+
+#include "transport/mpi/mpi_transport.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/clock.hpp"
+#include "ferry/error.hpp"
+#include "transport/fence.hpp"
+
+namespace ferry::detail {
+
+namespace {
+
+// The ladder of rest(): answers that are on their way, then the core goes to the other ranks of
+// the machine, then short sleeps. MPI moves nothing while a rank sleeps, so none is long against
+// the time that a fragment takes on a link of 1 Gbit/s (about 0.5 ms).
+constexpr int kSpinRounds = 20;
+constexpr int kPausesPerSpin = 16;
+constexpr int kYieldRounds = 400;
+constexpr int kFirstSleep_us = 20;
+constexpr int kLongestSleep_us = 200;
+
+constexpr double kFinishSends_s = 5;
+
+bool ranks_have_cores(const Topology& topology, int node) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return false;
+  return static_cast<int>(topology.ranks_of(node).size()) <= CPU_COUNT(&cores);
+}
+
+}  // namespace
+
+MpiTransport::MpiTransport(CommPairs& pairs, const CommPair& pair, Topology topology,
+                           NodeLinks links)
+    : Transport(pair.rank, std::move(topology)),
+      pairs_(pairs),
+      pair_(pair),
+      regions_(pair.rank, std::move(links)),
+      process_(::getpid()),
+      spin_rounds_(ranks_have_cores(this->topology(), node()) ? kSpinRounds : 0),
+      lane_of_source_(static_cast<std::size_t>(pair.size), -1) {}
+
+MpiTransport::~MpiTransport() {
+  if (::getpid() != process_) {
+    static_cast<void>(attachment.release());  // a forked child: the parent's peers are not its own
+    return;
+  }
+  if (open_ && !finish_sends(aborted() ? 0 : kFinishSends_s)) {
+    static_cast<void>(attachment.release());  // MPI may still read what it sends
+  }
+  attachment.reset();
+  close_mpi();
+}
+
+bool MpiTransport::finish_sends(double limit_s) {
+  const double began = base::now_s();
+  while (true) {
+    for (auto send = sends_.begin(); send != sends_.end();) {
+      int done = 0;
+      const int code = MPI_Test(&send->second, &done, MPI_STATUS_IGNORE);
+      send = code != MPI_SUCCESS || done != 0 ? sends_.erase(send) : std::next(send);
+    }
+    if (sends_.empty()) return true;
+    if (base::now_s() - began > limit_s) return false;
+    std::this_thread::yield();
+  }
+}
+
+void MpiTransport::close_mpi() {
+  if (!open_ || ::getpid() != process_) return;
+  for (Lane& lane : lanes_) {
+    if (!lane.posted.empty()) withdraw_receives(lane.source);
+  }
+  for (auto& [id, probed] : probed_) drop(probed.message, probed.bytes);
+  probed_.clear();
+  open_ = false;
+  // A pair with live requests is never used again, and neither is what they work on.
+  const bool idle =
+      sends_.empty() && accepted_.empty() &&
+      std::ranges::all_of(lanes_, [](const Lane& lane) { return lane.posted.empty(); });
+  if (idle) pairs_.give_back(pair_);
+}
+
+void MpiTransport::require_mpi(std::string_view call) const {
+  if (open_ && ::getpid() == process_) return;
+  throw Error(
+      ErrorCode::peer_failed,
+      fmt::format("{}: {} on rank {}; fix: end the work with exchanges before", call,
+                  open_ ? "this process was forked from the rank" : "MPI_Finalize was called",
+                  rank()));
+}
+
+std::byte* MpiTransport::map_region(int owner, std::uint64_t key) {
+  if (owner < 0 || owner >= topology().num_ranks() || !topology().same_node(owner, rank())) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("map_region: rank {} cannot map region {} of rank {}; allowed: ranks "
+                            "of node {}",
+                            rank(), key, owner, node()));
+  }
+  return regions_.map(owner, key);
+}
+
+std::uint64_t MpiTransport::start_send(int target, MessageKind kind,
+                                       std::span<const std::byte> bytes) {
+  require_mpi("send");
+  const MPI_Comm comm = kind == MessageKind::payload ? pair_.payload : pair_.others;
+  const MpiBytes length(bytes.size());
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(
+      MPI_Isend(bytes.data(), length.count(), length.type(), target, tag_of(kind), comm, &request),
+      "MPI_Isend");
+  const std::uint64_t ticket = next_ticket_++;
+  sends_.emplace(ticket, request);
+  return ticket;
+}
+
+bool MpiTransport::sent(std::uint64_t ticket) {
+  require_mpi("sent");
+  const auto found = sends_.find(ticket);
+  if (found == sends_.end()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("sent: rank {} has no send with ticket {}; allowed: tickets of send() "
+                            "that were not reported as sent; fix: ask no more after true",
+                            rank(), ticket));
+  }
+  int done = 0;
+  check_mpi(MPI_Test(&found->second, &done, MPI_STATUS_IGNORE), "MPI_Test of a send");
+  if (done == 0) return false;
+  sends_.erase(found);
+  return true;
+}
+
+std::size_t MpiTransport::lane_of(int source) {
+  int& lane = lane_of_source_.at(static_cast<std::size_t>(source));
+  if (lane < 0) {
+    lane = static_cast<int>(lanes_.size());
+    lanes_.push_back({.source = source, .posted = {}});
+    heads_.push_back(MPI_REQUEST_NULL);
+  }
+  return static_cast<std::size_t>(lane);
+}
+
+void MpiTransport::post_receive(int source, std::span<std::byte> buffer) {
+  require_mpi("post_receive");
+  if (source < 0 || source >= topology().num_ranks() || topology().same_node(source, rank())) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("post_receive: rank {} gets no messages from rank {}; allowed: ranks "
+                            "of other nodes than {}",
+                            rank(), source, node()));
+  }
+  const std::size_t lane = lane_of(source);
+  const MpiBytes length(buffer.size());
+  Posted posted{.buffer = buffer};
+  check_mpi(MPI_Irecv(buffer.data(), length.count(), length.type(), source,
+                      tag_of(MessageKind::payload), pair_.payload, &posted.request),
+            "MPI_Irecv");
+  lanes_[lane].posted.push_back(posted);
+  if (lanes_[lane].posted.size() == 1) heads_[lane] = posted.request;
+}
+
+std::vector<std::span<std::byte>> MpiTransport::withdraw_receives(int source) {
+  std::vector<std::span<std::byte>> withdrawn;
+  const std::size_t at = lane_of(source);
+  Lane& lane = lanes_[at];
+  if (!open_) {  // MPI took them all back when it ended
+    for (const Posted& posted : std::exchange(lane.posted, {})) withdrawn.push_back(posted.buffer);
+    return withdrawn;
+  }
+  // The youngest first: a message that comes meanwhile then fills the oldest that is left.
+  std::deque<Posted> kept;
+  for (; !lane.posted.empty(); lane.posted.pop_back()) {
+    Posted& posted = lane.posted.back();
+    check_mpi(MPI_Cancel(&posted.request), "MPI_Cancel");
+    int done = 0;
+    int cancelled = 0;
+    MPI_Status status;
+    MPI_Request_get_status(posted.request, &done, &status);
+    if (done != 0) MPI_Test_cancelled(&status, &cancelled);
+    if (cancelled != 0) {
+      MPI_Wait(&posted.request, MPI_STATUS_IGNORE);
+      withdrawn.insert(withdrawn.begin(), posted.buffer);
+    } else {
+      kept.push_front(posted);  // a message has it: poll_received reports it
+    }
+  }
+  lane.posted = std::move(kept);
+  heads_[at] = lane.posted.empty() ? MPI_REQUEST_NULL : lane.posted.front().request;
+  return withdrawn;
+}
+
+std::optional<Received> MpiTransport::take_accepted() {
+  if (accepted_.empty()) return std::nullopt;
+  Accepted& first = accepted_.front();
+  int done = 0;
+  check_mpi(MPI_Test(&first.request, &done, MPI_STATUS_IGNORE), "MPI_Test of a receive");
+  if (done == 0) return std::nullopt;
+  const Accepted taken = first;
+  accepted_.pop_front();
+  return Received{.source = taken.probed.source,
+                  .kind = taken.probed.kind,
+                  .buffer = taken.buffer,
+                  .bytes = taken.probed.bytes,
+                  .truncated = taken.probed.bytes > taken.buffer.size()};
+}
+
+std::optional<Received> MpiTransport::poll_received() {
+  if (!open_) return std::nullopt;
+  if (auto received = take_accepted()) return received;
+  int at = MPI_UNDEFINED;
+  int done = 0;
+  MPI_Status status;
+  if (heads_.empty()) return std::nullopt;
+  const int code = MPI_Testany(static_cast<int>(heads_.size()), heads_.data(), &at, &done, &status);
+  int error_class = MPI_SUCCESS;
+  if (code != MPI_SUCCESS) MPI_Error_class(code, &error_class);
+  const bool truncated = error_class == MPI_ERR_TRUNCATE;
+  if (!truncated) check_mpi(code, "MPI_Testany");
+  if (at == MPI_UNDEFINED || (done == 0 && !truncated)) return std::nullopt;
+  Lane& lane = lanes_[static_cast<std::size_t>(at)];
+  const Posted posted = lane.posted.front();
+  lane.posted.pop_front();
+  heads_[static_cast<std::size_t>(at)] =
+      lane.posted.empty() ? MPI_REQUEST_NULL : lane.posted.front().request;
+  return Received{.source = lane.source,
+                  .kind = MessageKind::payload,
+                  .buffer = posted.buffer,
+                  .bytes = truncated ? posted.buffer.size() + 1 : message_bytes(status),
+                  .truncated = truncated};
+}
+
+std::optional<Incoming> MpiTransport::probe() {
+  regions_.exchange_notices();
+  if (!open_ || topology().num_nodes() == 1) return std::nullopt;
+  while (true) {
+    int found = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, pair_.others, &found, &message, &status),
+              "MPI_Improbe");
+    if (found == 0) return std::nullopt;
+    const std::uint64_t bytes = message_bytes(status);
+    const int tag = status.MPI_TAG;
+    if (tag == abort_tag()) {
+      take_abort(message, bytes);
+    } else if (tag == tag_of(MessageKind::metadata) || tag == tag_of(MessageKind::control)) {
+      const auto kind = static_cast<MessageKind>(tag - pair_.first_tag);
+      const std::uint64_t id = next_id_++;
+      probed_.emplace(id, Probed{message, status.MPI_SOURCE, kind, bytes});
+      return Incoming{.source = status.MPI_SOURCE, .kind = kind, .bytes = bytes, .id = id};
+    } else {
+      drop(message, bytes);  // left behind by an earlier use of the communicator
+    }
+  }
+}
+
+void MpiTransport::accept(const Incoming& incoming, std::span<std::byte> buffer) {
+  const auto found = probed_.find(incoming.id);
+  if (found == probed_.end() || buffer.size() < found->second.bytes) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("accept: rank {} gave {} bytes for message {} of {} bytes; allowed: a "
+                            "probed message, once, and memory for all of it",
+                            rank(), buffer.size(), incoming.id, incoming.bytes));
+  }
+  require_mpi("accept");
+  Accepted accepted{.probed = found->second, .buffer = buffer};
+  probed_.erase(found);
+  const MpiBytes length(accepted.probed.bytes);
+  check_mpi(MPI_Imrecv(buffer.data(), length.count(), length.type(), &accepted.probed.message,
+                       &accepted.request),
+            "MPI_Imrecv");
+  accepted_.push_back(accepted);
+}
+
+void MpiTransport::drop(MPI_Message message, std::uint64_t bytes) {
+  std::vector<std::byte> nowhere(bytes);
+  const MpiBytes length(bytes);
+  MPI_Mrecv(nowhere.data(), length.count(), length.type(), &message, MPI_STATUS_IGNORE);
+}
+
+void MpiTransport::take_abort(MPI_Message message, std::uint64_t bytes) {
+  std::string text(bytes, ' ');
+  MPI_Mrecv(text.data(), static_cast<int>(bytes), MPI_BYTE, &message, MPI_STATUS_IGNORE);
+  regions_.links().tell_abort(text);
+}
+
+void MpiTransport::abort(const std::string& text) {
+  if (aborted()) return;
+  regions_.links().tell_abort(text);
+  if (!open_) return;
+  // Below every eager limit; the memory stays, because nobody waits for these sends.
+  const auto* const kept = new std::string(text.substr(0, Hub::kTextBytes - 1));
+  for (int target = 0; target < topology().num_ranks(); ++target) {
+    if (topology().same_node(target, rank())) continue;
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Isend(kept->data(), static_cast<int>(kept->size()), MPI_BYTE, target, abort_tag(),
+                  pair_.others, &request) == MPI_SUCCESS) {
+      sends_.emplace(next_ticket_++, request);
+    }
+  }
+}
+
+WaitOutcome MpiTransport::wait_until(Waiter& waiter) {
+  require_mpi("wait");
+  return Transport::wait_until(waiter);
+}
+
+void MpiTransport::rest(int round) {
+  if (round < spin_rounds_) {
+    for (int i = 0; i < kPausesPerSpin; ++i) spin_pause();
+    return;
+  }
+  const int waited = round - spin_rounds_;
+  if (waited < kYieldRounds) {
+    ::sched_yield();
+    return;
+  }
+  const int sleep_us =
+      std::min(kFirstSleep_us * (1 + (waited - kYieldRounds) / 16), kLongestSleep_us);
+  std::this_thread::sleep_for(std::chrono::microseconds(sleep_us));
+}
+
+}  // namespace ferry::detail

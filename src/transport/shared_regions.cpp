@@ -1,0 +1,102 @@
+// Regions as shared files; see shared_regions.hpp.
+
+#include "transport/shared_regions.hpp"
+
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ferry/error.hpp"
+#include "transport/shared_file.hpp"
+
+namespace ferry::detail {
+
+std::byte* SharedRegions::create(std::uint64_t key, std::uint64_t bytes) {
+  if (own_.contains(key)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("create_region: rank {} has a region of key {} already; fix: retire it "
+                            "first, or use another key",
+                            rank_, key));
+  }
+  auto file = std::make_shared<UniqueFd>(make_shared_file(bytes));
+  const auto made = own_.try_emplace(key, file->get(), bytes).first;
+  tell_all({.kind = Kind::created, .key = key, .bytes = bytes}, file);
+  return made->second.data();
+}
+
+void SharedRegions::retire(std::uint64_t key) {
+  if (own_.erase(key) == 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("retire_region: rank {} has no region of key {}", rank_, key));
+  }
+  tell_all({.kind = Kind::retired, .key = key, .bytes = 0}, nullptr);
+}
+
+std::byte* SharedRegions::map(int owner, std::uint64_t key) {
+  if (owner == rank_) {
+    const auto found = own_.find(key);
+    return found == own_.end() ? nullptr : found->second.data();
+  }
+  if (NodeLinks::Link* const link = links_.find(owner)) read_notices(*link);
+  const auto found = mapped_.find({owner, key});
+  return found == mapped_.end() ? nullptr : found->second.data();
+}
+
+void SharedRegions::exchange_notices() {
+  if (!held_back_.empty()) send_held_back();
+  for (NodeLinks::Link& link : links_.links()) read_notices(link);
+}
+
+void SharedRegions::tell_all(const Notice& notice, const std::shared_ptr<UniqueFd>& file) {
+  for (const NodeLinks::Link& link : links_.links()) {
+    held_back_.push_back({.rank = link.rank, .notice = notice, .file = file});
+  }
+  send_held_back();
+}
+
+void SharedRegions::send_held_back() {
+  std::vector<int> full;  // later notices must not overtake the first that did not fit
+  std::erase_if(held_back_, [&](const Outgoing& one) {
+    for (const int rank : full) {
+      if (rank == one.rank) return false;
+    }
+    NodeLinks::Link* const link = links_.find(one.rank);
+    const int file = one.file ? one.file->get() : -1;
+    switch (send_with_file(link->socket.get(), std::as_bytes(std::span(&one.notice, 1)), file)) {
+      case SendOutcome::full: full.push_back(one.rank); return false;
+      case SendOutcome::gone: return true;  // it maps nothing any more
+      case SendOutcome::sent: break;
+    }
+    links_.hub().cell(one.rank).notices.fetch_add(1, std::memory_order_release);
+    return true;
+  });
+}
+
+void SharedRegions::read_notices(NodeLinks::Link& link) {
+  std::uint64_t& num_read = num_read_[link.rank];
+  const std::uint64_t num_sent =
+      NodeLinks::hub_of(link).cell(rank_).notices.load(std::memory_order_acquire);
+  while (num_read < num_sent) {
+    Notice notice;
+    const auto received =
+        receive_with_file(link.socket.get(), std::as_writable_bytes(std::span(&notice, 1)));
+    if (!received) return;
+    ++num_read;
+    if (received->bytes != sizeof notice) continue;
+    switch (notice.kind) {
+      case Kind::retired: mapped_.erase({link.rank, notice.key}); break;
+      case Kind::created:
+        if (!is_safe_to_map(received->file.get(), notice.bytes)) {
+          throw Error(ErrorCode::corrupt_message,
+                      fmt::format("map_region: rank {} shows a region of {} bytes that is not "
+                                  "sealed or not that long; fix: see that all ranks run the same "
+                                  "version",
+                                  link.rank, notice.bytes));
+        }
+        mapped_.try_emplace({link.rank, notice.key}, received->file.get(), notice.bytes);
+        break;
+    }
+  }
+}
+
+}  // namespace ferry::detail
