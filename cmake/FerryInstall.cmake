@@ -6,6 +6,11 @@ get_property(layers GLOBAL PROPERTY FERRY_LAYERS)
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/ferry")
 install(TARGETS ferry ${layers} EXPORT ferryTargets
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+foreach(mpi IN LISTS FERRY_MPIS)
+  # In a folder of their own: the command looks for them there, and no linker does.
+  install(TARGETS ferry_mpi_${mpi} EXPORT ferryTargets
+    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/ferry")
+endforeach()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/ferry" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
   FILES_MATCHING PATTERN "*.hpp")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")

@@ -55,6 +55,7 @@ std::vector<std::uint64_t> run_variant(const Layer& layer, const Variant& varian
                         .out_hash = &hashes[static_cast<std::size_t>(context.rank())]});
   });
   EXPECT_TRUE(result.ok()) << result.describe();
+  if (variant.transport == TransportKind::threads) support::gather_by_rank(hashes);
   return hashes;
 }
 

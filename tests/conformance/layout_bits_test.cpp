@@ -56,6 +56,7 @@ std::vector<std::uint64_t> hashes_of(const Layer& layer, TransportKind transport
                         .out_hash = &hashes[static_cast<std::size_t>(context.rank())]});
   });
   EXPECT_TRUE(result.ok()) << result.describe();
+  if (transport == TransportKind::threads) support::gather_by_rank(hashes);
   return hashes;
 }
 

@@ -92,6 +92,7 @@ TEST_P(LayoutRefusals, OfOptionsByTheConstructor) {
   });
   for (std::size_t i = 0; i < cases.size(); ++i) {
     SCOPED_TRACE(fmt::format("{} {}", cases[i].words.front(), cases[i].words[1]));
+    support::gather_by_rank(failures[i]);
     for (const std::optional<Failure>& failure : failures[i]) {
       ASSERT_TRUE(failure.has_value()) << "accepted";
       EXPECT_TRUE(failure->code == ErrorCode::invalid_argument ||
@@ -139,6 +140,7 @@ TEST_P(LayoutRefusals, OfRanksThatDisagreeNameBothValues) {
       Exchange agreed = make_exchange(context, good.group());
       co_await run_layer(context, agreed, good, {.check_bytes = false});
     });
+    support::gather_by_rank(failures);
     for (std::size_t rank = 0; rank < failures.size(); ++rank) {
       ASSERT_TRUE(failures[rank].has_value()) << "rank " << rank << " saw no difference";
       const std::string& text = failures[rank]->text;
@@ -215,6 +217,7 @@ TEST_P(LayoutRefusals, OfAnOperandOfAWrongSize) {
       }
       co_await run_layer(context, exchange, good, {.check_bytes = false});
     });
+    for (Failures* const seen : {&first, &last}) support::gather_by_rank(*seen);
     const auto& own = first[static_cast<std::size_t>(culprit())];
     ASSERT_TRUE(own.has_value()) << "accepted";
     EXPECT_EQ(own->code, ErrorCode::invalid_argument) << own->text;

@@ -211,6 +211,7 @@ TEST_P(Leaving, AnotherOrderIsFoundAgainLater) {
         co_await failure_of([&] { return exchange.start_dispatch(mine, memory.x()); });
     co_await start_all_gather(context.transport(), {});
   });
+  support::gather_by_rank(failures);
   for (const auto& failure : failures) {
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->code, ErrorCode::mismatch) << failure->text;

@@ -103,6 +103,7 @@ TEST_P(Mismatches, OfAnOptionNameBothValues) {
       Exchange agreed = make_exchange(context, good.group());
       co_await run_layer(context, agreed, good, {.check_bytes = false});
     });
+    support::gather_by_rank(failures);
     for (std::size_t rank = 0; rank < failures.size(); ++rank) {
       ASSERT_TRUE(failures[rank].has_value()) << "rank " << rank << " saw no difference";
       const std::string& text = failures[rank]->text;
@@ -168,6 +169,7 @@ TEST_P(Mismatches, OfTheOrderOfCallsNameBothCalls) {
       Exchange agreed = make_exchange(context, good.group());
       co_await run_layer(context, agreed, good, {.check_bytes = false});
     });
+    support::gather_by_rank(failures);
     for (std::size_t rank = 0; rank < failures.size(); ++rank) {
       ASSERT_TRUE(failures[rank].has_value()) << "rank " << rank << " noticed nothing";
       const std::string& text = failures[rank]->text;

@@ -98,6 +98,7 @@ TEST_P(Refusals, OfARouting) {
           co_await failure_of([&] { return exchange.start_plan(view); });
       co_await run_layer(context, exchange, good, {.check_bytes = false});
     });
+    support::gather_by_rank(failures);
     std::vector<std::string> words = bad.words;
     words.push_back(culprit_name());
     expect_same_everywhere(failures, ErrorCode::invalid_argument, words);
@@ -173,6 +174,7 @@ TEST_P(Refusals, OfAnOperandPoisonsThePlanOnly) {
       }
       co_await run_layer(context, exchange, good, {.check_bytes = false});
     });
+    for (Failures* const seen : {&before, &first, &last}) support::gather_by_rank(*seen);
     const auto& own = first[static_cast<std::size_t>(culprit())];
     ASSERT_TRUE(own.has_value()) << "the bad call was accepted";
     // Where a rank needed nothing from the culprit the call itself may have ended well.

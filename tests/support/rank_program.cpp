@@ -5,14 +5,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include "ferry/threads.hpp"
+#include "support/mpi_program.hpp"
 #include "transport/stepped.hpp"
 
 namespace ferry::support {
@@ -43,47 +42,48 @@ std::string_view to_string(TransportKind kind) {
   return "unknown";
 }
 
-struct Meeting::State {
-  mutable std::mutex mutex;
-  std::condition_variable moved;
-  int members = 0;
-  int arrived = 0;
-  std::uint64_t round = 0;
+namespace {
 
-  // REQUIRES: the mutex is held.
-  void close_if_complete() {
-    if (arrived < members) return;
-    arrived = 0;
-    ++round;
-    moved.notify_all();
+/// Holds the state of a meeting. Ranks that are processes have no mutex in common.
+class MeetingLock {
+ public:
+  explicit MeetingLock(Meeting::State& state) : state_(state) {
+    while (state_.locked.exchange(1) != 0) std::this_thread::yield();
   }
+  MeetingLock(const MeetingLock&) = delete;
+  MeetingLock& operator=(const MeetingLock&) = delete;
+  ~MeetingLock() { state_.locked.store(0); }
+
+  void close_if_complete() {
+    if (state_.arrived < state_.members) return;
+    state_.arrived = 0;
+    ++state_.round;
+  }
+
+ private:
+  Meeting::State& state_;
 };
 
-Meeting::Meeting(int num_ranks) : state_(std::make_unique<State>()) { state_->members = num_ranks; }
-Meeting::~Meeting() = default;
+}  // namespace
 
 std::uint64_t Meeting::arrive() {
-  const std::lock_guard lock(state_->mutex);
-  const std::uint64_t round = state_->round;
-  ++state_->arrived;
-  state_->close_if_complete();
+  MeetingLock lock(state_);
+  const std::uint64_t round = state_.round;
+  ++state_.arrived;
+  lock.close_if_complete();
   return round;
 }
 
-bool Meeting::is_over(std::uint64_t round) const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->round > round;
-}
+bool Meeting::is_over(std::uint64_t round) const { return state_.round > round; }
 
 void Meeting::wait(std::uint64_t round) {
-  std::unique_lock lock(state_->mutex);
-  state_->moved.wait(lock, [&] { return state_->round > round; });
+  while (!is_over(round)) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 void Meeting::leave() {
-  const std::lock_guard lock(state_->mutex);
-  --state_->members;
-  if (state_->arrived > 0) state_->close_if_complete();
+  MeetingLock lock(state_);
+  --state_.members;
+  if (state_.arrived > 0) lock.close_if_complete();
 }
 
 bool PauseAwaiter::await_ready() {
@@ -122,13 +122,14 @@ std::string ProgramResult::describe() const {
 class Runner {
  public:
   Runner(const ProgramOptions& options, const Body& body)
-      : options_(options), body_(body), meeting_(options.topology.num_ranks()) {
+      : options_(options), body_(body) {
+    meeting_state_.members = options.topology.num_ranks();
     result_.failures.resize(static_cast<std::size_t>(options.topology.num_ranks()));
   }
 
   ProgramResult run() {
     switch (options_.transport) {
-      case TransportKind::threads: run_threads(); break;
+      case TransportKind::threads: MpiProgram::is_on() ? run_processes() : run_threads(); break;
       case TransportKind::stepped: run_stepped(); break;
     }
     return std::move(result_);
@@ -146,7 +147,7 @@ class Runner {
     threads::Options options;
     options.topology = options_.topology;
     try {
-      threads::run(options, [this](Transport& transport) { run_one_thread(transport); });
+      threads::run(options, [this](Transport& transport) { run_blocking(transport, meeting_); });
     } catch (...) {
       // Every rank has noted its own error. A run that fails without any has failed by itself.
       const Failure failure = describe_exception(std::current_exception());
@@ -154,14 +155,20 @@ class Runner {
     }
   }
 
-  void run_one_thread(Transport& transport) {
+  void run_processes() {
+    MpiProgram program(options_.topology);
+    program.run([this](Transport& transport, Meeting& meeting) { run_blocking(transport, meeting); },
+                result_.failures);
+  }
+
+  void run_blocking(Transport& transport, Meeting& meeting) {
     set_limits(transport, {.deadline_s = options_.deadline_s});
-    RankContext context(transport, meeting_, true);
+    RankContext context(transport, meeting, true);
     {
       const Task task = body_(context);
       task.handle().resume();
       const std::exception_ptr error = task.handle().promise().error;
-      meeting_.leave();
+      meeting.leave();
       if (!error) return;
       result_.failures[static_cast<std::size_t>(transport.rank())] = describe_exception(error);
       std::rethrow_exception(error);
@@ -272,10 +279,19 @@ class Runner {
 
   const ProgramOptions& options_;
   const Body& body_;
-  Meeting meeting_;
+  Meeting::State meeting_state_;
+  Meeting meeting_{meeting_state_};
   std::optional<stepped::World> world_;
   ProgramResult result_;
 };
+
+void gather_by_rank(std::vector<std::uint64_t>& values) {
+  if (MpiProgram::is_on()) MpiProgram::gather(values);
+}
+
+void gather_by_rank(std::vector<std::optional<Failure>>& failures) {
+  if (MpiProgram::is_on()) MpiProgram::gather(failures);
+}
 
 ProgramResult run_program(const ProgramOptions& options, const Body& body) {
   return Runner(options, body).run();

@@ -9,7 +9,10 @@
 // On the threads transport co_await waits; on the stepped one it suspends, and a scheduler with a
 // seed decides which rank makes a step next, who is held back and when messages move. A program
 // never hangs: threads have a deadline, steps a limit that ends it with the state of every rank.
+// Under a launcher the programs of the threads transport run on the processes of its MPI job
+// (mpi_program.hpp): a body then shares no memory with those of other ranks.
 
+#include <atomic>
 #include <coroutine>
 #include <cstdint>
 #include <exception>
@@ -125,11 +128,17 @@ class RankContext {
   detail::PendingBase* pending_ = nullptr;
 };
 
-/// Where ranks wait for each other outside the library.
+/// Where ranks wait for each other outside the library. Ranks that are processes share its state.
 class Meeting {
  public:
-  explicit Meeting(int num_ranks);
-  ~Meeting();
+  struct State {
+    std::atomic<std::uint32_t> locked{0};
+    std::atomic<int> members{0};
+    std::atomic<int> arrived{0};
+    std::atomic<std::uint64_t> round{0};
+  };
+
+  explicit Meeting(State& state) : state_(state) {}
   /// Comes to the current round and gives its number.
   std::uint64_t arrive();
   bool is_over(std::uint64_t round) const;
@@ -138,8 +147,7 @@ class Meeting {
   void leave();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  State& state_;
 };
 
 template <typename Result>
@@ -313,6 +321,11 @@ using Body = std::function<Task(RankContext&)>;
 
 /// Runs `body` on every rank. Returns when all have ended; throws nothing that a body threw.
 ProgramResult run_program(const ProgramOptions& options, const Body& body);
+
+/// Values that bodies wrote, one per rank. Under a launcher, where a process knows those of its own
+/// rank, all of them become known; else nothing changes. Called on every process.
+void gather_by_rank(std::vector<std::uint64_t>& values);
+void gather_by_rank(std::vector<std::optional<Failure>>& failures);
 
 /// Throws std::runtime_error with the text if there is one: for checks inside a body.
 void require(const std::optional<std::string>& fault);
