@@ -4,9 +4,7 @@
 
 #include <cstring>
 
-#include <fmt/format.h>
-
-#include "ferry/error.hpp"
+#include "transport/misuse.hpp"
 
 namespace ferry::detail {
 
@@ -48,12 +46,7 @@ void Inbox::arrive(MessagePtr message) {
 }
 
 Inbox::Lane& Inbox::lane_of(int source) {
-  if (source < 0 || source >= static_cast<int>(lanes_.size())) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("post_receive: source {} is no rank; allowed: 0..{}; fix: pass a rank "
-                            "of the transport's topology",
-                            source, lanes_.size() - 1));
-  }
+  check_source(source, static_cast<int>(lanes_.size()));
   return lanes_[source];
 }
 
@@ -121,20 +114,8 @@ std::optional<Incoming> Inbox::probe(double now) {
 
 void Inbox::accept(const Incoming& incoming, std::span<std::byte> buffer) {
   const auto found = probed_.find(incoming.id);
-  if (found == probed_.end()) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("accept: message {} from rank {} was not probed here or was accepted "
-                    "before; allowed: each probed message once; fix: keep what probe() gave",
-                    incoming.id, incoming.source));
-  }
-  const std::uint64_t bytes = found->second->bytes.size();
-  if (buffer.size() < bytes) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("accept: buffer of {} bytes for a message of {} bytes from rank {}; "
-                            "allowed: at least the size that probe() gave; fix: give more memory",
-                            buffer.size(), bytes, incoming.source));
-  }
+  if (found == probed_.end()) refuse_unprobed(incoming);
+  check_buffer(incoming, found->second->bytes.size(), buffer.size());
   accepted_.emplace_back(std::move(found->second), buffer);
   probed_.erase(found);
 }

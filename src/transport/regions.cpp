@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "ferry/error.hpp"
+#include "transport/misuse.hpp"
 
 namespace ferry::detail {
 
@@ -87,28 +88,12 @@ std::byte* RegionTable::create(int owner, std::uint64_t key, std::uint64_t bytes
   Pages pages(bytes);
   const std::lock_guard lock(mutex_);
   const auto [place, fresh] = regions_.try_emplace({owner, key}, std::move(pages));
-  if (!fresh) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("create_region: rank {} already has a region of key {}; allowed: a key "
-                            "that is not in use; fix: retire that region first, or use another key",
-                            owner, key));
-  }
+  if (!fresh) refuse_second_region(owner, key);
   return place->second.data();
 }
 
 std::byte* RegionTable::map(int asker, int owner, std::uint64_t key) {
-  if (owner < 0 || owner >= topology_.num_ranks()) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("map_region: owner {} asked for by rank {} (key {}) is no rank; "
-                            "allowed: 0..{}; fix: pass a rank of this node",
-                            owner, asker, key, topology_.num_ranks() - 1));
-  }
-  if (!topology_.same_node(asker, owner)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("map_region: rank {} on node {} shares no memory with rank {} on node "
-                            "{} (key {}); allowed: owners on the same node; fix: send a message",
-                            asker, topology_.node_of(asker), owner, topology_.node_of(owner), key));
-  }
+  check_owner(topology_, asker, owner, key);
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find({owner, key});
   return found == regions_.end() ? nullptr : found->second.data();
@@ -116,12 +101,7 @@ std::byte* RegionTable::map(int asker, int owner, std::uint64_t key) {
 
 void RegionTable::retire(int owner, std::uint64_t key) {
   const std::lock_guard lock(mutex_);
-  if (regions_.erase({owner, key}) == 0) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("retire_region: rank {} has no region of key {}; allowed: keys it "
-                            "created and has not retired; fix: retire each region once",
-                            owner, key));
-  }
+  if (regions_.erase({owner, key}) == 0) refuse_unknown_region(owner, key);
 }
 
 }  // namespace ferry::detail

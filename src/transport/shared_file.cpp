@@ -9,7 +9,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <limits>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -27,6 +29,19 @@ namespace {
                           bytes, step, std::strerror(error)));
 }
 
+/// Memory that the system could still give, at most; all there is where it does not say.
+std::uint64_t available_bytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  std::uint64_t value = 0;
+  std::string unit;
+  std::uint64_t available = 0;
+  while (file >> key >> value && std::getline(file, unit)) {
+    if (key == "MemAvailable:" || key == "SwapFree:") available += value * 1024;
+  }
+  return available > 0 ? available : std::numeric_limits<std::uint64_t>::max();
+}
+
 /// Room for one descriptor beside a message.
 struct FileRoom {
   alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(int))] = {};
@@ -38,6 +53,8 @@ UniqueFd make_shared_file(std::uint64_t bytes) {
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
     refuse(bytes, "ftruncate", EFBIG);
   }
+  // To reserve more than there is would not fail: the kernel would look for a process to end.
+  if (bytes > available_bytes()) refuse(bytes, "fallocate", ENOMEM);
   UniqueFd file(::memfd_create("ferry", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file.valid()) refuse(bytes, "memfd_create", errno);
   const off_t size = bytes == 0 ? 1 : static_cast<off_t>(bytes);

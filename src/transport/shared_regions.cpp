@@ -7,17 +7,13 @@
 #include <fmt/format.h>
 
 #include "ferry/error.hpp"
+#include "transport/misuse.hpp"
 #include "transport/shared_file.hpp"
 
 namespace ferry::detail {
 
 std::byte* SharedRegions::create(std::uint64_t key, std::uint64_t bytes) {
-  if (own_.contains(key)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("create_region: rank {} has a region of key {} already; fix: retire it "
-                            "first, or use another key",
-                            rank_, key));
-  }
+  if (own_.contains(key)) refuse_second_region(rank_, key);
   auto file = std::make_shared<UniqueFd>(make_shared_file(bytes));
   const auto made = own_.try_emplace(key, file->get(), bytes).first;
   tell_all({.kind = Kind::created, .key = key, .bytes = bytes}, file);
@@ -25,10 +21,7 @@ std::byte* SharedRegions::create(std::uint64_t key, std::uint64_t bytes) {
 }
 
 void SharedRegions::retire(std::uint64_t key) {
-  if (own_.erase(key) == 0) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("retire_region: rank {} has no region of key {}", rank_, key));
-  }
+  if (own_.erase(key) == 0) refuse_unknown_region(rank_, key);
   tell_all({.kind = Kind::retired, .key = key, .bytes = 0}, nullptr);
 }
 

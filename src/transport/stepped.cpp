@@ -19,6 +19,7 @@
 #include "ferry/error.hpp"
 #include "transport/abort_text.hpp"
 #include "transport/inbox.hpp"
+#include "transport/misuse.hpp"
 #include "transport/regions.hpp"
 
 namespace ferry::stepped {
@@ -185,10 +186,7 @@ bool SteppedTransport::sent(std::uint64_t ticket) {
   }
   const auto found = sends_.find(ticket);
   if (found == sends_.end()) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("sent: rank {} has no send with ticket {}; allowed: tickets of send() "
-                            "that were not reported as sent; fix: ask no more after true",
-                            rank(), ticket));
+    detail::refuse_ticket(rank(), ticket);
   }
   if (!found->second.complete) {
     return false;

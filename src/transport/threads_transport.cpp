@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "ferry/error.hpp"
+#include "transport/misuse.hpp"
 
 namespace ferry::detail {
 
@@ -112,10 +112,7 @@ bool ThreadsTransport::sent(std::uint64_t ticket) {
   }
   const auto found = sends_.find(ticket);
   if (found == sends_.end()) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("sent: rank {} has no send with ticket {}; allowed: tickets of send() "
-                            "that were not reported as sent; fix: ask no more after true",
-                            rank(), ticket));
+    refuse_ticket(rank(), ticket);
   }
   const Message& message = *found->second;
   const MessageState state = message.state.load(std::memory_order_acquire);

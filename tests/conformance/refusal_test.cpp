@@ -205,6 +205,7 @@ TEST_P(Refusals, OfAForeignPlan) {
     co_await use_plan(context, a, of_a, memory, OutputPlace::window);
     co_await use_plan(context, b, of_b, memory, OutputPlace::window);
   });
+  support::gather_by_rank(foreign);
   for (const auto& failure : foreign) {
     ASSERT_TRUE(failure.has_value()) << "a foreign plan was accepted";
     EXPECT_EQ(failure->code, ErrorCode::stale_plan) << failure->text;

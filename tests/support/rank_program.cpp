@@ -157,8 +157,9 @@ class Runner {
 
   void run_processes() {
     MpiProgram program(options_.topology);
-    program.run([this](Transport& transport, Meeting& meeting) { run_blocking(transport, meeting); },
-                result_.failures);
+    program.run(
+        [this](Transport& transport, Meeting& meeting) { run_blocking(transport, meeting); },
+        result_.failures);
   }
 
   void run_blocking(Transport& transport, Meeting& meeting) {

@@ -1,13 +1,17 @@
-// Running of scripts on threads (with and without a link rate) and on the stepped world.
+// Running of scripts on threads (with and without a link rate), on the stepped world, and under a
+// launcher, in place of threads, on the processes of its MPI job.
 
 #include "transport/harness.hpp"
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "base/hash.hpp"
+#include "ferry/error.hpp"
 #include "ferry/threads.hpp"
+#include "support/mpi_program.hpp"
 #include "transport/stepped.hpp"
 
 namespace ferry::testing {
@@ -54,6 +58,23 @@ void run_stepped(const Setting& setting, const Program& program) {
   }
 }
 
+void run_processes(const Setting& setting, const Program& program) {
+  std::vector<std::optional<support::Failure>> failures(setting.topology.num_ranks());
+  support::MpiProgram(setting.topology)
+      .run(
+          [&](Transport& transport, support::Meeting&) {
+            Script script;
+            program(transport, script);
+            wait_for(transport, script);
+          },
+          failures);
+  for (const auto& failure : failures) {
+    if (!failure) continue;
+    if (failure->code) throw Error(*failure->code, failure->text);
+    throw std::runtime_error(failure->text);
+  }
+}
+
 }  // namespace
 
 std::string to_string(Kind kind) {
@@ -81,6 +102,10 @@ void wait_for(Transport& transport, Script& script) {
 void run_program(const Setting& setting, const Program& program) {
   if (setting.kind == Kind::stepped) {
     run_stepped(setting, program);
+    return;
+  }
+  if (setting.kind == Kind::threads && support::MpiProgram::is_on()) {
+    run_processes(setting, program);
     return;
   }
   threads::Options options;

@@ -16,6 +16,7 @@
 #include "base/clock.hpp"
 #include "ferry/error.hpp"
 #include "transport/fence.hpp"
+#include "transport/misuse.hpp"
 
 namespace ferry::detail {
 
@@ -30,7 +31,9 @@ constexpr int kYieldRounds = 400;
 constexpr int kFirstSleep_us = 20;
 constexpr int kLongestSleep_us = 200;
 
-constexpr double kFinishSends_s = 5;
+// How long the end of a transport waits for messages that are on their way.
+constexpr double kFinishLimit_s = 5;
+constexpr double kAbortedLimit_s = 0.1;
 
 bool ranks_have_cores(const Topology& topology, int node) {
   cpu_set_t cores;
@@ -56,25 +59,41 @@ MpiTransport::~MpiTransport() {
     static_cast<void>(attachment.release());  // a forked child: the parent's peers are not its own
     return;
   }
-  if (open_ && !finish_sends(aborted() ? 0 : kFinishSends_s)) {
-    static_cast<void>(attachment.release());  // MPI may still read what it sends
+  if (open_) {
+    const double limit_s = aborted() ? kAbortedLimit_s : kFinishLimit_s;
+    finish_sends(limit_s);  // the exchange keeps what is still being sent
+    if (!finish_accepted(limit_s)) {
+      static_cast<void>(attachment.release());  // MPI may still write into memory that it gave
+    }
   }
   attachment.reset();
   close_mpi();
 }
 
-bool MpiTransport::finish_sends(double limit_s) {
+bool MpiTransport::finish_accepted(double limit_s) {
   const double began = base::now_s();
-  while (true) {
-    for (auto send = sends_.begin(); send != sends_.end();) {
-      int done = 0;
-      const int code = MPI_Test(&send->second, &done, MPI_STATUS_IGNORE);
-      send = code != MPI_SUCCESS || done != 0 ? sends_.erase(send) : std::next(send);
-    }
-    if (sends_.empty()) return true;
+  const auto is_done = [](Accepted& accepted) {
+    int done = 0;
+    return MPI_Test(&accepted.request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done != 0;
+  };
+  while (!std::ranges::all_of(accepted_, is_done)) {
     if (base::now_s() - began > limit_s) return false;
     std::this_thread::yield();
   }
+  return true;
+}
+
+bool MpiTransport::finish_sends(double limit_s) {
+  const double began = base::now_s();
+  const auto is_done = [](auto& send) {
+    int done = 0;  // a request that was done before is null, and done
+    return MPI_Test(&send.second, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done != 0;
+  };
+  while (!std::ranges::all_of(sends_, is_done)) {
+    if (base::now_s() - began > limit_s) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 void MpiTransport::close_mpi() {
@@ -84,11 +103,11 @@ void MpiTransport::close_mpi() {
   }
   for (auto& [id, probed] : probed_) drop(probed.message, probed.bytes);
   probed_.clear();
-  open_ = false;
   // A pair with live requests is never used again, and neither is what they work on.
   const bool idle =
-      sends_.empty() && accepted_.empty() &&
+      finish_sends(0) && finish_accepted(0) &&
       std::ranges::all_of(lanes_, [](const Lane& lane) { return lane.posted.empty(); });
+  open_ = false;
   if (idle) pairs_.give_back(pair_);
 }
 
@@ -102,12 +121,7 @@ void MpiTransport::require_mpi(std::string_view call) const {
 }
 
 std::byte* MpiTransport::map_region(int owner, std::uint64_t key) {
-  if (owner < 0 || owner >= topology().num_ranks() || !topology().same_node(owner, rank())) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("map_region: rank {} cannot map region {} of rank {}; allowed: ranks "
-                            "of node {}",
-                            rank(), key, owner, node()));
-  }
+  check_owner(topology(), rank(), owner, key);
   return regions_.map(owner, key);
 }
 
@@ -128,12 +142,7 @@ std::uint64_t MpiTransport::start_send(int target, MessageKind kind,
 bool MpiTransport::sent(std::uint64_t ticket) {
   require_mpi("sent");
   const auto found = sends_.find(ticket);
-  if (found == sends_.end()) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("sent: rank {} has no send with ticket {}; allowed: tickets of send() "
-                            "that were not reported as sent; fix: ask no more after true",
-                            rank(), ticket));
-  }
+  if (found == sends_.end()) refuse_ticket(rank(), ticket);
   int done = 0;
   check_mpi(MPI_Test(&found->second, &done, MPI_STATUS_IGNORE), "MPI_Test of a send");
   if (done == 0) return false;
@@ -153,12 +162,7 @@ std::size_t MpiTransport::lane_of(int source) {
 
 void MpiTransport::post_receive(int source, std::span<std::byte> buffer) {
   require_mpi("post_receive");
-  if (source < 0 || source >= topology().num_ranks() || topology().same_node(source, rank())) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("post_receive: rank {} gets no messages from rank {}; allowed: ranks "
-                            "of other nodes than {}",
-                            rank(), source, node()));
-  }
+  check_source(source, topology().num_ranks());
   const std::size_t lane = lane_of(source);
   const MpiBytes length(buffer.size());
   Posted posted{.buffer = buffer};
@@ -266,12 +270,8 @@ std::optional<Incoming> MpiTransport::probe() {
 
 void MpiTransport::accept(const Incoming& incoming, std::span<std::byte> buffer) {
   const auto found = probed_.find(incoming.id);
-  if (found == probed_.end() || buffer.size() < found->second.bytes) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("accept: rank {} gave {} bytes for message {} of {} bytes; allowed: a "
-                            "probed message, once, and memory for all of it",
-                            rank(), buffer.size(), incoming.id, incoming.bytes));
-  }
+  if (found == probed_.end()) refuse_unprobed(incoming);
+  check_buffer(incoming, found->second.bytes, buffer.size());
   require_mpi("accept");
   Accepted accepted{.probed = found->second, .buffer = buffer};
   probed_.erase(found);

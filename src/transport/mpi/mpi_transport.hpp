@@ -78,6 +78,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   /// Nothing calls MPI afterwards. What MPI may still write to or read from stays allocated.
   void close_mpi();
   bool finish_sends(double limit_s);
+  bool finish_accepted(double limit_s);
   void require_mpi(std::string_view call) const;
   int tag_of(MessageKind kind) const { return pair_.first_tag + static_cast<int>(kind); }
   int abort_tag() const { return pair_.first_tag + CommPairs::kTags - 1; }
