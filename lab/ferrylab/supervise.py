@@ -91,7 +91,6 @@ def wait(lab, launcher, end):
 def stop(launcher, why, status):
     """Asks the launcher to end its job, so that it can tidy up; kills it if it does not."""
     print(f"lab/run: {why}; ending the job", file=sys.stderr, flush=True)
-    launcher.send_signal(signal.SIGCONT)
     launcher.terminate()
     end = time.monotonic() + GRACE_SECONDS
     while launcher.poll() is None and time.monotonic() < end:
