@@ -17,7 +17,7 @@ from .common import LAB_FAILED, TIMED_OUT, LabError, program
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WATCHED = ENDING + (signal.SIGCHLD,)
-GRACE_SECONDS = 3     # between asking a launcher to end its job and SIGKILL
+GRACE_SECONDS = 2     # between asking a launcher to end its job and SIGKILL
 KEEPER_SECONDS = 0.5  # how often to look whether the lab still lives
 WATCHER_SECONDS = 20
 LOGIN_NAMESPACES = kernel.ALL_NAMESPACES & ~kernel.NEW_PID

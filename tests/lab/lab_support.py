@@ -58,7 +58,7 @@ def need_mpi(mpi):
 
 
 def words(command, *arguments):
-    return [sys.executable, "-B", str(ROOT / "lab" / command), *map(str, arguments)]
+    return [sys.executable, "-S", "-B", str(ROOT / "lab" / command), *map(str, arguments)]
 
 
 def lab_as_nobody(command, *arguments):
