@@ -5,6 +5,7 @@ child with namespaces nested in it. All report their process ids through the pip
 `lab/up` has written to the pipe COMMIT the keeper ends with it, and with the keeper ends everything.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -87,7 +88,7 @@ def reporting(descriptor, action):
     """Tells `lab/up` of a failure, which ends everything."""
     try:
         action()
-    except OSError as error:
+    except Exception as error:  # nobody else would hear of it
         os.write(descriptor, f"error {error}\n".encode())
         os._exit(1)
 
@@ -107,6 +108,9 @@ def keep(report_pipe, commit_pipe, folder, num_hosts):
 
 def main():
     report_pipe, commit_pipe, folder, num_hosts = sys.argv[1:5]
+    # A job that eats the memory of the machine should not take the lab along.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
     reporting(int(report_pipe), lambda: kernel.unshare(kernel.ALL_NAMESPACES))
     if os.fork() == 0:
         os.chdir("/")

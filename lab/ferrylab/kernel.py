@@ -150,5 +150,5 @@ def wait_until(is_true, seconds):
     while not is_true():
         if time.monotonic() > end:
             return False
-        time.sleep(0.02)
+        time.sleep(0.05)
     return True

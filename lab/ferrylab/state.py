@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +47,7 @@ def base_folder():
     """/run/ferry-lab, or below TMPDIR where /run is not there."""
     base = Path("/run")
     if not os.access(base, os.W_OK):
-        base = Path(os.environ.get("TMPDIR", tempfile.gettempdir()))
+        base = Path(os.environ.get("TMPDIR", "/tmp"))
     return base / "ferry-lab"
 
 

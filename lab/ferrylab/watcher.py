@@ -23,7 +23,7 @@ def main():
     while os.read(0, 4096):
         pass
     lab = state.load(name)
-    hosts = [host.pid for host in lab.hosts] if lab else []
+    hosts = [host.pid for host in lab.hosts if kernel.is_alive(host)] if lab else []
     ended = kernel.wait_until(lambda: not kill_all(processes_of(job, hosts)), END_SECONDS)
     return 0 if ended else 1
 
