@@ -28,7 +28,7 @@ def program(module, *arguments):
     folder = str(Path(__file__).resolve().parents[1])
     code = (f"import sys; sys.path.insert(0, {folder!r}); "
             f"from ferrylab import {module}; sys.exit({module}.main())")
-    return [sys.executable, "-S", "-B", "-c", code, *map(str, arguments)]
+    return [sys.executable or "/usr/bin/python3", "-S", "-B", "-c", code, *map(str, arguments)]
 
 
 class LabError(Exception):
