@@ -46,7 +46,9 @@ struct Received {
   MessageKind kind = MessageKind::payload;
   std::span<std::byte> buffer;  ///< as posted or accepted; only the first `bytes` were written
   std::uint64_t bytes = 0;      ///< length of the message
-  bool truncated = false;       ///< the message was longer than the buffer: its bytes are lost
+  /// The message was longer than the buffer: its bytes are lost, and `bytes` is its length or, as
+  /// MPI does not tell that, only more than the buffer holds.
+  bool truncated = false;
 };
 
 /// A metadata or control message that has arrived and waits for memory.

@@ -23,7 +23,7 @@ namespace ferry::support {
 namespace {
 
 constexpr int kMostRanks = 64;
-constexpr double kEndLimit_s = 120;
+constexpr double kEndLimit_s = 30;
 
 /// How the body of one rank ended.
 struct Ending {

@@ -192,8 +192,8 @@ TEST_P(Messages, ALongMessageIsReportedAsTruncated) {
     });
     script.then([=, &t] {
       while (const auto got = t.poll_received()) {
-        EXPECT_EQ(got->bytes, 100U);
         EXPECT_EQ(got->truncated, got->buffer.size() == 10);
+        EXPECT_TRUE(got->bytes == 100 || (got->truncated && got->bytes > got->buffer.size()));
         EXPECT_TRUE(got->truncated || is_pattern(got->buffer, 1));
         ++traffic->num_received;
       }

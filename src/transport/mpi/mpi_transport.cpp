@@ -219,28 +219,44 @@ std::optional<Received> MpiTransport::take_accepted() {
 }
 
 std::optional<Received> MpiTransport::poll_received() {
-  if (!open_) return std::nullopt;
+  if (!open_ || heads_.empty()) return open_ ? take_accepted() : std::nullopt;
   if (auto received = take_accepted()) return received;
+  if (auto received = take_truncated()) return received;
   int at = MPI_UNDEFINED;
   int done = 0;
   MPI_Status status;
-  if (heads_.empty()) return std::nullopt;
   const int code = MPI_Testany(static_cast<int>(heads_.size()), heads_.data(), &at, &done, &status);
   int error_class = MPI_SUCCESS;
   if (code != MPI_SUCCESS) MPI_Error_class(code, &error_class);
-  const bool truncated = error_class == MPI_ERR_TRUNCATE;
-  if (!truncated) check_mpi(code, "MPI_Testany");
-  if (at == MPI_UNDEFINED || (done == 0 && !truncated)) return std::nullopt;
-  Lane& lane = lanes_[static_cast<std::size_t>(at)];
+  if (error_class == MPI_ERR_TRUNCATE) {
+    if (at != MPI_UNDEFINED) heads_[static_cast<std::size_t>(at)] = MPI_REQUEST_NULL;
+    return take_truncated();
+  }
+  check_mpi(code, "MPI_Testany");
+  if (at == MPI_UNDEFINED || done == 0) return std::nullopt;
+  Received received = take_head(static_cast<std::size_t>(at));
+  received.bytes = message_bytes(status);
+  return received;
+}
+
+Received MpiTransport::take_head(std::size_t at) {
+  Lane& lane = lanes_[at];
   const Posted posted = lane.posted.front();
   lane.posted.pop_front();
-  heads_[static_cast<std::size_t>(at)] =
-      lane.posted.empty() ? MPI_REQUEST_NULL : lane.posted.front().request;
-  return Received{.source = lane.source,
-                  .kind = MessageKind::payload,
-                  .buffer = posted.buffer,
-                  .bytes = truncated ? posted.buffer.size() + 1 : message_bytes(status),
-                  .truncated = truncated};
+  heads_[at] = lane.posted.empty() ? MPI_REQUEST_NULL : lane.posted.front().request;
+  return {.source = lane.source, .kind = MessageKind::payload, .buffer = posted.buffer};
+}
+
+// Open MPI frees every request with an error at once, also those that it does not name.
+std::optional<Received> MpiTransport::take_truncated() {
+  for (std::size_t at = 0; at < lanes_.size(); ++at) {
+    if (heads_[at] != MPI_REQUEST_NULL || lanes_[at].posted.empty()) continue;
+    Received received = take_head(at);
+    received.bytes = received.buffer.size() + 1;
+    received.truncated = true;
+    return received;
+  }
+  return std::nullopt;
 }
 
 std::optional<Incoming> MpiTransport::probe() {
@@ -288,6 +304,17 @@ void MpiTransport::drop(MPI_Message message, std::uint64_t bytes) {
   MPI_Mrecv(nowhere.data(), length.count(), length.type(), &message, MPI_STATUS_IGNORE);
 }
 
+void MpiTransport::take_abort() {
+  if (topology().num_nodes() == 1) return;
+  int found = 0;
+  MPI_Message message = MPI_MESSAGE_NULL;
+  MPI_Status status;
+  check_mpi(MPI_Improbe(MPI_ANY_SOURCE, abort_tag(), pair_.others, &found, &message, &status),
+            "MPI_Improbe");
+  if (found == 0) return;
+  take_abort(message, message_bytes(status));
+}
+
 void MpiTransport::take_abort(MPI_Message message, std::uint64_t bytes) {
   std::string text(bytes, ' ');
   MPI_Mrecv(text.data(), static_cast<int>(bytes), MPI_BYTE, &message, MPI_STATUS_IGNORE);
@@ -316,6 +343,7 @@ WaitOutcome MpiTransport::wait_until(Waiter& waiter) {
 }
 
 void MpiTransport::rest(int round) {
+  take_abort();  // also where a rank waits for nothing that would probe
   if (round < spin_rounds_) {
     for (int i = 0; i < kPausesPerSpin; ++i) spin_pause();
     return;

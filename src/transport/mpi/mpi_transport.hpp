@@ -84,7 +84,10 @@ class MpiTransport final : public Transport, private MpiEndListener {
   int abort_tag() const { return pair_.first_tag + CommPairs::kTags - 1; }
   std::size_t lane_of(int source);
   std::optional<Received> take_accepted();
+  std::optional<Received> take_truncated();
+  Received take_head(std::size_t lane);
   void drop(MPI_Message message, std::uint64_t bytes);
+  void take_abort();
   void take_abort(MPI_Message message, std::uint64_t bytes);
 
   CommPairs& pairs_;
