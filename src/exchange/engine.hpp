@@ -12,6 +12,7 @@
 
 #include "exchange/network.hpp"
 #include "exchange/operation.hpp"
+#include "exchange/plan_memory.hpp"
 #include "exchange/slots.hpp"
 #include "exchange/state.hpp"
 #include "ferry/exchange.hpp"
@@ -38,6 +39,7 @@ class Engine final : public TransportAttachment {
   SlotPool& slots() { return slots_; }
   const SlotPool& slots() const { return slots_; }
   Network& network() { return network_; }
+  PlanMemory& plan_memory() { return plan_memory_; }
 
   // Exchanges
   /// Number of the next exchange; taken by `add`, so that one that was refused takes none.
@@ -137,6 +139,7 @@ class Engine final : public TransportAttachment {
   const int local_index_;
   TransportLimits limits_;
   SlotPool slots_;
+  PlanMemory plan_memory_;
   Network network_;
   std::uint32_t next_exchange_ = 0;
   // Also held by callers and operations; an exchange nobody holds is dropped.

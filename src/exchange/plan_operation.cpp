@@ -34,15 +34,10 @@ PlanOperation::PlanOperation(std::shared_ptr<ExchangeState> exchange, const Rout
 void PlanOperation::make_round() {
   ++exchange().metadata_rounds;
   const Topology& topology = engine().transport().topology();
-  const ExchangeOptions& options = exchange().options;
-  own_ = plan::split_by_node(routing_, exchange().experts, topology, options.row_sources);
-  if (options.weights == WeightMode::none) {
-    for (plan::Membership& membership : own_) std::ranges::fill(membership.weights, 1.0F);
-  }
-  for (int node = 0; exchange().token_major() && node < topology.num_nodes(); ++node) {
-    own_grouped_.push_back(plan::group_by_rank(own_[node], exchange().experts, topology, node));
-  }
-  decoded_.resize(static_cast<std::size_t>(topology.num_ranks()));
+  inputs_ = engine().plan_memory().inputs->take();
+  inputs_->decoded.resize(static_cast<std::size_t>(topology.num_ranks()));
+  for (PlanInputs::Decoded& decoded : inputs_->decoded) decoded.there = false;
+  split_routing();
   const wire::RowSummary summary = summarise_rows();
   std::vector<std::vector<std::byte>> messages;
   for (int node = 0; node < topology.num_nodes(); ++node) {
@@ -55,23 +50,48 @@ void PlanOperation::make_round() {
       });
 }
 
+void PlanOperation::split_routing() {
+  const Topology& topology = engine().transport().topology();
+  const ExchangeOptions& options = exchange().options;
+  plan::split_by_node(routing_, exchange().experts,
+                      {.num_nodes = topology.num_nodes(), .slots = options.row_sources},
+                      inputs_->own);
+  if (options.weights == WeightMode::none) {
+    for (plan::Membership& membership : inputs_->own) {
+      std::ranges::fill(membership.weights, 1.0F);
+    }
+  }
+  inputs_->own_grouped.resize(exchange().token_major() ? inputs_->own.size() : 0);
+  for (std::size_t node = 0; node < inputs_->own_grouped.size(); ++node) {
+    plan::group_by_rank(inputs_->own[node],
+                        plan::local_ranks(exchange().experts, topology, static_cast<int>(node)),
+                        inputs_->own_grouped[node]);
+  }
+}
+
+// Ranks of the own node take part in nothing but the counts, unless they describe their rows.
+bool PlanOperation::is_read(int node) const {
+  return node != engine().transport().node() || exchange().options.row_sources;
+}
+
+const std::vector<plan::Membership>& PlanOperation::own_for_plan() const {
+  return exchange().token_major() ? inputs_->own_grouped : inputs_->own;
+}
+
+const plan::Membership& PlanOperation::of_rank_for_plan(int source) const {
+  const PlanInputs::Decoded& decoded = inputs_->decoded[source];
+  return exchange().token_major() ? decoded.grouped : decoded.membership;
+}
+
 // Rows that each strategy would send to each node: what a choice among them needs to know.
 wire::RowSummary PlanOperation::summarise_rows() const {
   const Topology& topology = engine().transport().topology();
   wire::RowSummary summary;
-  std::vector<std::size_t> last_token_of_rank(topology.num_ranks());
-  for (const plan::Membership& membership : own_) {
-    std::fill(last_token_of_rank.begin(), last_token_of_rank.end(), ~std::size_t{0});
-    const std::size_t node = summary.rows_to_node.size();
-    const std::vector<int>& columns = exchange().experts.experts_of_node(static_cast<int>(node));
-    std::uint64_t rank_rows = 0;
-    for (std::size_t i = 0; i < membership.tokens.size(); ++i) {
-      for (std::uint32_t e = membership.entry_begin[i]; e < membership.entry_begin[i + 1]; ++e) {
-        const int rank = exchange().experts.rank_of(columns[membership.columns[e]]);
-        rank_rows += last_token_of_rank[rank] != i ? 1 : 0;
-        last_token_of_rank[rank] = i;
-      }
-    }
+  if (topology.num_nodes() == 1 && !is_read(0)) return summary;
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    const plan::Membership& membership = inputs_->own[node];
+    const std::uint64_t rank_rows =
+        plan::count_rank_rows(membership, plan::local_ranks(exchange().experts, topology, node));
     summary.rows_to_node.push_back({membership.num_entries(), rank_rows, membership.tokens.size()});
   }
   return summary;
@@ -80,8 +100,10 @@ wire::RowSummary PlanOperation::summarise_rows() const {
 std::vector<std::byte> PlanOperation::make_message(int node,
                                                    const wire::RowSummary& summary) const {
   std::vector<std::byte> message(wire::kMetadataHeaderBytes);
-  wire::encode_row_summary(summary, message);
-  wire::encode_membership(own_[node], membership_form(exchange(), node), message);
+  if (is_read(node)) {
+    wire::encode_row_summary(summary, message);
+    wire::encode_membership(inputs_->own[node], membership_form(exchange(), node), message);
+  }
   const auto body = std::span<const std::byte>(message).subspan(wire::kMetadataHeaderBytes);
   wire::MetadataHeader header;
   header.call = call();
@@ -101,14 +123,14 @@ MetadataRound::Note PlanOperation::annotate(const wire::MetadataHeader& header,
                                             std::span<const std::byte> body) {
   if (header.options != exchange().shared_options(routing_.num_topk)) return {};
   const int node = engine().transport().node();
-  const plan::Membership* membership = own_grouped_.empty() ? &own_[node] : &own_grouped_[node];
+  const plan::Membership* membership = &own_for_plan()[node];
   if (header.source != static_cast<std::uint32_t>(engine().rank())) {
     if (const auto problem = decode_body(header, body)) {
       return {{},
               Error(ErrorCode::corrupt_message, fmt::format("{}: metadata of rank {}: {}",
                                                             describe(), header.source, *problem))};
     }
-    membership = &decoded_[header.source]->for_plan();
+    membership = &of_rank_for_plan(static_cast<int>(header.source));
   }
   const std::vector<std::uint32_t> counts =
       plan::count_columns(*membership, exchange().row_owners.num_columns(node));
@@ -127,13 +149,15 @@ std::optional<std::string> PlanOperation::decode_body(const wire::MetadataHeader
       .num_tokens = header.num_tokens,
       .num_topk = routing_.num_topk,
       .form = membership_form(exchange(), engine().transport().node())};
-  auto decoded = std::make_unique<Decoded>();
-  if (auto problem = wire::decode_membership(body, limits, decoded->membership)) return problem;
+  PlanInputs::Decoded& decoded = inputs_->decoded[header.source];
+  if (auto problem = wire::decode_membership(body, limits, decoded.membership)) return problem;
   if (exchange().token_major()) {
-    decoded->grouped = plan::group_by_rank(decoded->membership, exchange().experts, topology,
-                                           engine().transport().node());
+    plan::group_by_rank(
+        decoded.membership,
+        plan::local_ranks(exchange().experts, topology, engine().transport().node()),
+        decoded.grouped);
   }
-  decoded_[header.source] = std::move(decoded);
+  decoded.there = true;
   return std::nullopt;
 }
 
@@ -151,6 +175,7 @@ bool PlanOperation::step() {
     return true;
   }
   round_->finish(*this);
+  inputs_.reset();
   succeed();
   return true;
 }
@@ -193,7 +218,7 @@ plan::ColumnCounts PlanOperation::read_counts() const {
 }
 
 std::optional<Error> PlanOperation::decode(int source) {
-  if (decoded_[source]) return std::nullopt;
+  if (inputs_->decoded[source].there) return std::nullopt;
   const auto body = round_->message_of(source).subspan(wire::kMetadataHeaderBytes);
   const auto problem = decode_body(headers_[source], body);
   if (!problem) return std::nullopt;
@@ -202,14 +227,13 @@ std::optional<Error> PlanOperation::decode(int source) {
 
 std::vector<plan::LanePair> PlanOperation::prepare_lanes() {
   make_round();
-  return plan::make_outgoing(exchange().plan_context(), engine().rank(),
-                             own_grouped_.empty() ? own_ : own_grouped_);
+  return plan::make_outgoing(exchange().plan_context(), engine().rank(), own_for_plan());
 }
 
 std::optional<Error> PlanOperation::make_plan() {
   const Topology& topology = engine().transport().topology();
   const int node = engine().transport().node();
-  const std::vector<plan::Membership>& own = own_grouped_.empty() ? own_ : own_grouped_;
+  const std::vector<plan::Membership>& own = own_for_plan();
   const plan::ColumnCounts counts = read_counts();
   const plan::PlanContext context = exchange().plan_context();
   std::vector<const plan::Membership*> of_sources(topology.num_ranks(), nullptr);
@@ -220,12 +244,12 @@ std::optional<Error> PlanOperation::make_plan() {
       continue;
     }
     if (const auto error = decode(source)) return error;
-    of_sources[source] = &decoded_[source]->for_plan();
+    of_sources[source] = &of_rank_for_plan(source);
   }
-  result_ = std::make_shared<PlanState>(
-      exchange(), call().plan,
-      plan::make_rank_plan(context, engine().rank(), own, of_sources, counts),
-      round_->sent_bytes());
+  auto rows = engine().plan_memory().plans->take();
+  plan::make_rank_plan(context, engine().rank(), {own, of_sources, counts}, *rows);
+  result_ =
+      std::make_shared<PlanState>(exchange(), call().plan, std::move(rows), round_->sent_bytes());
   if (exchange().options.row_sources) {
     if (const auto error = describe_rows()) return error;
   }
@@ -236,14 +260,14 @@ std::optional<Error> PlanOperation::make_plan() {
 // Reads the memberships of all ranks for this node, also of those whose rows others push.
 std::optional<Error> PlanOperation::describe_rows() {
   const int num_ranks = engine().transport().topology().num_ranks();
-  std::vector<plan::Membership> of_sources;
+  std::vector<const plan::Membership*> of_sources;
   for (int source = 0; source < num_ranks; ++source) {
     if (source == engine().rank()) {
-      of_sources.push_back(std::move(own_[engine().transport().node()]));
+      of_sources.push_back(&inputs_->own[engine().transport().node()]);
       continue;
     }
     if (const auto error = decode(source)) return error;
-    of_sources.push_back(std::move(decoded_[source]->membership));
+    of_sources.push_back(&inputs_->decoded[source].membership);
   }
   const plan::RowContext context{exchange().experts, engine().rank(), of_sources};
   if (!exchange().token_major()) {

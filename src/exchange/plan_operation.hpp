@@ -29,6 +29,11 @@ class PlanOperation final : public Operation {
 
  private:
   void make_round();
+  void split_routing();
+  bool is_read(int node) const;
+  /// What a plan is made of: the own memberships, and what another rank sent.
+  const std::vector<plan::Membership>& own_for_plan() const;
+  const plan::Membership& of_rank_for_plan(int source) const;
   wire::RowSummary summarise_rows() const;
   std::vector<std::byte> make_message(int node, const wire::RowSummary& summary) const;
   MetadataRound::Note annotate(const wire::MetadataHeader& header, std::span<const std::byte> body);
@@ -41,17 +46,9 @@ class PlanOperation final : public Operation {
   std::optional<Error> describe_rows();
 
   const Routing routing_;
-  std::vector<plan::Membership> own_;  ///< per node
-  /// The same as a plan takes it: with token_major grouped by rank, else empty.
-  std::vector<plan::Membership> own_grouped_;
-  /// Memberships of other ranks for this node. Decoded while annotating; the rest is decoded from
-  /// node memory when it is needed.
-  struct Decoded {
-    plan::Membership membership;
-    std::optional<plan::Membership> grouped;
-    const plan::Membership& for_plan() const { return grouped ? *grouped : membership; }
-  };
-  std::vector<std::unique_ptr<Decoded>> decoded_;
+  /// From the first step to the last. Other ranks are decoded while annotating; the rest of them
+  /// from node memory when they are needed.
+  Spares<PlanInputs>::Handle inputs_;
   std::unique_ptr<MetadataRound> round_;
   std::vector<wire::MetadataHeader> headers_;
   std::shared_ptr<PlanState> result_;

@@ -179,12 +179,13 @@ wire::SharedOptions ExchangeState::shared_options(int num_topk) const {
   return shared;
 }
 
-PlanState::PlanState(ExchangeState& owner, std::uint32_t plan_number, plan::RankPlan rank_plan,
-                     std::uint64_t metadata_bytes)
+PlanState::PlanState(ExchangeState& owner, std::uint32_t plan_number,
+                     Spares<plan::RankPlan>::Handle rank_plan, std::uint64_t metadata_bytes)
     : exchange_id(owner.id),
       number(plan_number),
       placement_version(owner.placement.version),
-      rows(std::move(rank_plan)),
+      memory_(std::move(rank_plan)),
+      rows(*memory_),
       flow(std::make_shared<PlanFlow>(rows, owner.dispatch_framing, owner.combine_framing)) {
   const Topology& topology = owner.engine.transport().topology();
   for (const int expert : owner.experts.experts_of_rank(rows.rank)) local_experts.push_back(expert);

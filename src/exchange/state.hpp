@@ -12,6 +12,7 @@
 #include "exchange/failures.hpp"
 #include "exchange/flow.hpp"
 #include "exchange/node_board.hpp"
+#include "exchange/plan_memory.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/options.hpp"
@@ -52,13 +53,18 @@ struct ArrivedMetadata {
 /// A plan: see Plan. Bound to its exchange and placement version.
 class PlanState {
  public:
-  PlanState(ExchangeState& owner, std::uint32_t plan_number, plan::RankPlan rank_plan,
-            std::uint64_t metadata_bytes);
+  PlanState(ExchangeState& owner, std::uint32_t plan_number,
+            Spares<plan::RankPlan>::Handle rank_plan, std::uint64_t metadata_bytes);
 
   const std::uint32_t exchange_id;
   const std::uint32_t number;
   const std::uint64_t placement_version;
-  const plan::RankPlan rows;
+
+ private:
+  const Spares<plan::RankPlan>::Handle memory_;
+
+ public:
+  const plan::RankPlan& rows;
   std::vector<std::int32_t> local_experts;
   std::vector<std::int64_t> expert_counts;
   std::vector<std::int64_t> expert_offsets;

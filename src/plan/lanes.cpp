@@ -1,16 +1,16 @@
-// Lanes. Every function counts first and reserves exactly: a plan allocates per lane, never per
-// token, and is linear in the entries of its memberships.
+// Lanes. Every function counts first and reserves exactly: a plan allocates per lane, and only
+// where an earlier one left too little; it is linear in the entries of its memberships.
 
 #include "plan/lanes.hpp"
 
 #include <cstddef>
 #include <numeric>
-#include <utility>
+#include <span>
+
+#include "plan/memory.hpp"
 
 namespace ferry::plan {
 namespace {
-
-std::size_t as_size(int value) { return static_cast<std::size_t>(value); }
 
 /// Columns [first, end) of a node.
 struct ColumnRange {
@@ -25,12 +25,6 @@ struct ColumnRange {
 ColumnRange columns_of(const PlanContext& context, int rank) {
   const int first = context.experts.first_column(rank);
   return {first, first + static_cast<int>(context.experts.experts_of_rank(rank).size())};
-}
-
-/// The columns whose rows land on `rank`: its own, or all of the node where it is the rail rank.
-ColumnRange landing_columns(const PlanContext& context, int rank) {
-  if (!lands_on_rail(info(context.strategy))) return columns_of(context, rank);
-  return {0, context.experts.num_columns(context.topology.node_of(rank))};
 }
 
 void set_ranges(Lane& lane, std::uint64_t source_tokens, std::uint64_t range_tokens) {
@@ -55,43 +49,35 @@ void finish(LanePair& pair, const Crossing& crossing, int peer) {
   }
 }
 
-std::vector<std::uint32_t> all_tokens(const Membership& membership) {
-  std::vector<std::uint32_t> tokens(membership.num_tokens);
-  std::iota(tokens.begin(), tokens.end(), 0U);
-  return tokens;
+void set_all_tokens(const Membership& membership, Lane& lane) {
+  resize_for_overwrite(lane.tokens, membership.num_tokens);
+  std::iota(lane.tokens.begin(), lane.tokens.end(), 0U);
+}
+
+Directions directions(const Crossing& crossing) {
+  const bool every_token = info(crossing.context.strategy).sends_every_token;
+  return every_token ? Directions::apart : Directions::same;
 }
 
 /// Source end where rows land on the rail rank: one lane for the node.
-void add_outgoing_to_rail(const Crossing& crossing, std::vector<LanePair>& outgoing) {
+void add_outgoing_to_rail(const Crossing& crossing, LaneList& outgoing) {
   const Membership& membership = crossing.membership;
   const bool every_token = info(crossing.context.strategy).sends_every_token;
   if (membership.tokens.empty() && !(every_token && membership.num_tokens > 0)) return;
-  LanePair pair;
+  LanePair& pair = outgoing.add(directions(crossing));
   if (every_token) {
-    pair.combine.emplace_back().tokens = membership.tokens;
-    pair.dispatch.tokens = all_tokens(membership);
+    pair.combine.front().tokens = membership.tokens;
+    set_all_tokens(membership, pair.dispatch);
   } else {
     pair.dispatch.tokens = membership.tokens;
   }
   finish(pair, crossing, crossing.context.topology.rail_rank(crossing.source, crossing.node));
-  outgoing.push_back(std::move(pair));
-}
-
-/// Rank of the node that each column belongs to, as its place in the node.
-std::vector<std::uint32_t> local_ranks(const PlanContext& context, int node) {
-  std::vector<std::uint32_t> result;
-  result.reserve(as_size(context.experts.num_columns(node)));
-  for (const int expert : context.experts.experts_of_node(node)) {
-    const int rank = context.experts.rank_of(expert);
-    result.push_back(static_cast<std::uint32_t>(context.topology.local_index(rank)));
-  }
-  return result;
 }
 
 /// Calls visit(entry number, place of the rank in the node, token) for every entry of a membership
 /// that makes an item: all of them for (token, expert), the first of each rank for (token, rank).
 template <typename Visit>
-void for_each_rank_item(const Crossing& crossing, std::span<const std::uint32_t> local_rank,
+void for_each_rank_item(const Crossing& crossing, std::span<const std::uint16_t> local_rank,
                         const Visit& visit) {
   const Membership& membership = crossing.membership;
   const bool each_expert = info(crossing.context.strategy).unit == RowUnit::token_expert;
@@ -110,31 +96,33 @@ void for_each_rank_item(const Crossing& crossing, std::span<const std::uint32_t>
 }
 
 /// Source end where rows land on the ranks that hold the experts: one lane for each of them.
-void add_outgoing_to_holders(const Crossing& crossing, std::vector<LanePair>& outgoing) {
+void add_outgoing_to_holders(const Crossing& crossing, LaneList& outgoing) {
   const PlanContext& context = crossing.context;
   const std::vector<int>& ranks = context.topology.ranks_of(crossing.node);
-  const std::vector<std::uint32_t> local_rank = local_ranks(context, crossing.node);
+  const std::vector<std::uint16_t> local_rank =
+      local_ranks(context.experts, context.topology, crossing.node);
   const bool has_weights = info(context.strategy).unit == RowUnit::token_expert;
 
   std::vector<std::size_t> num_items(ranks.size());
   for_each_rank_item(crossing, local_rank, [&](std::uint32_t, std::uint32_t place, std::uint32_t) {
     ++num_items[place];
   });
-  std::vector<LanePair> pairs(ranks.size());
+  std::vector<std::size_t> lane_of(ranks.size());
   for (std::size_t place = 0; place < ranks.size(); ++place) {
-    pairs[place].dispatch.tokens.reserve(num_items[place]);
-    if (has_weights) pairs[place].dispatch.weights.reserve(num_items[place]);
+    if (num_items[place] == 0) continue;
+    lane_of[place] = outgoing.size();
+    Lane& lane = outgoing.add(directions(crossing)).dispatch;
+    lane.tokens.reserve(num_items[place]);
+    if (has_weights) lane.weights.reserve(num_items[place]);
   }
   for_each_rank_item(crossing, local_rank,
                      [&](std::uint32_t entry, std::uint32_t place, std::uint32_t token) {
-                       Lane& lane = pairs[place].dispatch;
+                       Lane& lane = outgoing[lane_of[place]].dispatch;
                        lane.tokens.push_back(token);
                        if (has_weights) lane.weights.push_back(crossing.membership.weights[entry]);
                      });
   for (std::size_t place = 0; place < ranks.size(); ++place) {
-    if (num_items[place] == 0) continue;
-    finish(pairs[place], crossing, ranks[place]);
-    outgoing.push_back(std::move(pairs[place]));
+    if (num_items[place] > 0) finish(outgoing[lane_of[place]], crossing, ranks[place]);
   }
 }
 
@@ -165,14 +153,28 @@ void reserve_landing(const Membership& membership, RowUnit unit, ColumnRange col
   if (unit == RowUnit::token_expert) num_items = num_targets;
   lane.tokens.reserve(num_items);
   lane.target_begin.reserve(num_items + 1);
+  lane.targets.clear();
   lane.targets.reserve(num_targets);
 }
 
-/// Items with at least one target in `columns`, and their targets.
-Lane land(const Crossing& crossing, ColumnRange columns, RowCursor& cursor) {
+/// Where every entry lands here: items and targets are those of the membership.
+void land_all(const Membership& membership, RowCursor cursor, Lane& lane) {
+  lane.tokens = membership.tokens;
+  lane.target_begin = membership.entry_begin;
+  resize_for_overwrite(lane.targets, membership.num_entries());
+  for (std::size_t at = 0; at < membership.num_entries(); ++at) {
+    lane.targets[at] = cursor.take(membership.columns[at], membership.weights[at]);
+  }
+  for (std::size_t i = 0; i < lane.tokens.size(); ++i) {
+    const std::uint32_t first = lane.target_begin[i];
+    order_by_rank(std::span(lane.targets).subspan(first, lane.target_begin[i + 1] - first));
+  }
+}
+
+/// Items with at least one target in `columns`, which are those of one rank, and their targets.
+void land(const Crossing& crossing, ColumnRange columns, RowCursor cursor, Lane& lane) {
   const Membership& membership = crossing.membership;
   const RowUnit unit = info(crossing.context.strategy).unit;
-  Lane lane;
   reserve_landing(membership, unit, columns, lane);
   lane.target_begin.push_back(0);
   const auto end_item = [&lane](std::uint32_t token) {
@@ -188,30 +190,44 @@ Lane land(const Crossing& crossing, ColumnRange columns, RowCursor& cursor) {
       if (unit == RowUnit::token_expert) end_item(membership.tokens[i]);
     }
     if (unit == RowUnit::token_expert || lane.targets.size() == first) continue;
-    order_by_rank(std::span(lane.targets).subspan(first));
     end_item(membership.tokens[i]);
   }
-  return lane;
 }
 
 /// The lane with every token of the source: those without an expert here have no targets.
-Lane with_every_token(const Lane& lane, const Membership& membership) {
-  Lane every;
-  every.tokens = all_tokens(membership);
+void land_every_token(const Lane& lane, const Membership& membership, Lane& every) {
+  set_all_tokens(membership, every);
   every.targets = lane.targets;
-  every.target_begin.reserve(membership.num_tokens + 1);
-  every.target_begin.push_back(0);
+  resize_for_overwrite(every.target_begin, membership.num_tokens + 1);
+  every.target_begin[0] = 0;
   std::size_t item = 0;
   for (std::uint64_t token = 0; token < membership.num_tokens; ++token) {
     if (item < lane.tokens.size() && lane.tokens[item] == token) ++item;
-    every.target_begin.push_back(lane.target_begin[item]);
+    every.target_begin[token + 1] = lane.target_begin[item];
   }
-  return every;
+}
+
+/// All but the targets, which only landing lanes have; they are written as a whole.
+void clear(Lane& lane) {
+  lane.peer = -1;
+  lane.tokens.clear();
+  lane.range_begin.assign(1, 0);
+  lane.target_begin.clear();
+  lane.weights.clear();
 }
 
 }  // namespace
 
-void add_outgoing(const Crossing& crossing, std::vector<LanePair>& outgoing) {
+LanePair& LaneList::add(Directions directions) {
+  if (used_ == lanes_.size()) lanes_.emplace_back();
+  LanePair& pair = lanes_[used_++];
+  clear(pair.dispatch);
+  pair.combine.resize(directions == Directions::apart ? 1 : 0);
+  for (Lane& lane : pair.combine) clear(lane);
+  return pair;
+}
+
+void add_outgoing(const Crossing& crossing, LaneList& outgoing) {
   if (lands_on_rail(info(crossing.context.strategy))) {
     add_outgoing_to_rail(crossing, outgoing);
   } else {
@@ -219,17 +235,17 @@ void add_outgoing(const Crossing& crossing, std::vector<LanePair>& outgoing) {
   }
 }
 
-void add_landing(const Crossing& crossing, int rank, RowCursor& cursor,
-                 std::vector<LanePair>& landing) {
-  LanePair pair;
-  pair.dispatch = land(crossing, landing_columns(crossing.context, rank), cursor);
-  if (info(crossing.context.strategy).sends_every_token) {
-    pair.combine.push_back(std::move(pair.dispatch));
-    pair.dispatch = with_every_token(pair.combine.front(), crossing.membership);
+void add_landing(const Crossing& crossing, int rank, RowCursor cursor, LaneList& landing) {
+  LanePair& pair = landing.add(directions(crossing));
+  Lane& back = pair.combine.empty() ? pair.dispatch : pair.combine.front();
+  if (lands_on_rail(info(crossing.context.strategy))) {
+    land_all(crossing.membership, cursor, back);
+  } else {
+    land(crossing, columns_of(crossing.context, rank), cursor, back);
   }
-  if (pair.dispatch.tokens.empty()) return;
+  if (!pair.combine.empty()) land_every_token(back, crossing.membership, pair.dispatch);
+  if (pair.dispatch.tokens.empty()) return landing.drop_last();
   finish(pair, crossing, crossing.source);
-  landing.push_back(std::move(pair));
 }
 
 }  // namespace ferry::plan

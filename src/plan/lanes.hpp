@@ -21,19 +21,42 @@ struct Crossing {
 
 /// Gives out the rows of one source on one node, column by column, token by token.
 struct RowCursor {
-  std::span<const std::uint32_t> local_rank;  ///< per column
-  std::span<std::uint64_t> next_row;          ///< per column
+  std::span<Target> next;  ///< per column, without a weight
 
   Target take(std::uint16_t column, float weight) {
-    return {.local_rank = local_rank[column], .weight = weight, .row = next_row[column]++};
+    Target target = next[column];
+    ++next[column].row;
+    target.weight = weight;
+    return target;
   }
 };
 
+/// Whether the way back of a pair is a lane of its own.
+enum class Directions : std::uint8_t { same, apart };
+
+/// Lanes that are made over those of an earlier plan, so that their memory is used again.
+class LaneList {
+ public:
+  explicit LaneList(std::vector<LanePair>& lanes) : lanes_(lanes) {}
+
+  /// One more, valid until the next one; empty but for targets of landing lanes, which are written
+  /// as a whole.
+  LanePair& add(Directions directions);
+  void drop_last() { --used_; }
+  std::size_t size() const { return used_; }
+  LanePair& operator[](std::size_t at) { return lanes_[at]; }
+  /// Drops lanes that were not used. Called once, at the end.
+  void end() { lanes_.resize(used_); }
+
+ private:
+  std::vector<LanePair>& lanes_;
+  std::size_t used_ = 0;
+};
+
 /// Appends the source ends, ascending rank; none where nothing crosses.
-void add_outgoing(const Crossing& crossing, std::vector<LanePair>& outgoing);
+void add_outgoing(const Crossing& crossing, LaneList& outgoing);
 
 /// Appends the end at the landing rank `rank`; nothing where no row of the source lands there.
-void add_landing(const Crossing& crossing, int rank, RowCursor& cursor,
-                 std::vector<LanePair>& landing);
+void add_landing(const Crossing& crossing, int rank, RowCursor cursor, LaneList& landing);
 
 }  // namespace ferry::plan

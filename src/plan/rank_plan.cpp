@@ -10,6 +10,7 @@
 
 #include "base/check.hpp"
 #include "plan/lanes.hpp"
+#include "plan/memory.hpp"
 
 namespace ferry::plan {
 namespace {
@@ -38,52 +39,50 @@ std::uint64_t rows_for(const PlanContext& context, int rank, int source,
 class RowPlaces {
  public:
   RowPlaces(const PlanContext& context, int node, const ColumnCounts& counts)
-      : counts_(counts), first_row_(as_size(counts.num_columns)), next_row_(first_row_.size()) {
-    std::vector<std::uint64_t> totals(first_row_.size());
+      : counts_(counts), first_(as_size(counts.num_columns)) {
+    std::vector<std::uint64_t> totals(first_.size());
     for (int source = 0; source < context.topology.num_ranks(); ++source) {
       for (int column = 0; column < counts.num_columns; ++column) {
         totals[as_size(column)] += counts.at(source, column);
       }
     }
-    local_rank_.reserve(first_row_.size());
     for (const int rank : context.topology.ranks_of(node)) {
       std::uint64_t row = 0;  // each rank has its own window
       const std::size_t first = as_size(context.experts.first_column(rank));
       const std::size_t end = first + as_size(num_local_experts(context.experts, rank));
       for (std::size_t column = first; column < end; ++column) {
-        first_row_[column] = row;
+        first_[column].local_rank = static_cast<std::uint32_t>(context.topology.local_index(rank));
+        first_[column].row = row;
         row = aligned(row + totals[column], context.row_alignment);
-        local_rank_.push_back(static_cast<std::uint32_t>(context.topology.local_index(rank)));
       }
     }
   }
 
   /// A cursor over the rows of the current source; the one before it is no longer valid.
   RowCursor cursor() {
-    next_row_ = first_row_;
-    return {.local_rank = local_rank_, .next_row = next_row_};
+    next_ = first_;
+    return {next_};
   }
 
   /// True when the last cursor took all rows of `source` in `columns` columns from `first` on.
   bool used_up(int source, int first, int columns) const {
     for (int column = first; column < first + columns; ++column) {
       const std::size_t at = as_size(column);
-      if (next_row_[at] != first_row_[at] + counts_.at(source, column)) return false;
+      if (next_[at].row != first_[at].row + counts_.at(source, column)) return false;
     }
     return true;
   }
 
   void advance_past(int source) {
     for (int column = 0; column < counts_.num_columns; ++column) {
-      first_row_[as_size(column)] += counts_.at(source, column);
+      first_[as_size(column)].row += counts_.at(source, column);
     }
   }
 
  private:
   const ColumnCounts& counts_;
-  std::vector<std::uint64_t> first_row_;
-  std::vector<std::uint64_t> next_row_;
-  std::vector<std::uint32_t> local_rank_;
+  std::vector<Target> first_;  ///< of the current source, per column
+  std::vector<Target> next_;
 };
 
 void set_window(const PlanContext& context, const ColumnCounts& counts, RankPlan& plan) {
@@ -95,26 +94,27 @@ void set_window(const PlanContext& context, const ColumnCounts& counts, RankPlan
       plan.expert_counts[as_size(expert)] += counts.at(source, first + expert);
     }
   }
-  plan.expert_offsets.reserve(as_size(num_experts) + 1);
   plan.expert_offsets.assign(1, 0);
+  plan.expert_offsets.reserve(as_size(num_experts) + 1);
   for (const std::int64_t count : plan.expert_counts) {
     const auto end = static_cast<std::uint64_t>(plan.expert_offsets.back() + count);
     plan.expert_offsets.push_back(static_cast<std::int64_t>(aligned(end, context.row_alignment)));
   }
 }
 
+// Entries of the own membership are the targets, in the same order.
 void add_home(const Membership& own, RowCursor cursor, RankPlan& plan) {
-  plan.home_begin.reserve(plan.num_tokens + 1);
-  plan.home_targets.reserve(own.num_entries());
+  resize_for_overwrite(plan.home_begin, plan.num_tokens + 1);
   std::size_t i = 0;
   for (std::uint64_t token = 0; token < plan.num_tokens; ++token) {
-    if (i < own.tokens.size() && own.tokens[i] == token) {
-      for (std::uint32_t at = own.entry_begin[i]; at < own.entry_begin[i + 1]; ++at) {
-        plan.home_targets.push_back(cursor.take(own.columns[at], own.weights[at]));
-      }
-      ++i;
-    }
-    plan.home_begin.push_back(static_cast<std::uint32_t>(plan.home_targets.size()));
+    plan.home_begin[token] = own.entry_begin[i];
+    i += i < own.tokens.size() && own.tokens[i] == token ? 1 : 0;
+  }
+  plan.home_begin[plan.num_tokens] = own.entry_begin[i];
+
+  resize_for_overwrite(plan.home_targets, own.num_entries());
+  for (std::size_t at = 0; at < own.num_entries(); ++at) {
+    plan.home_targets[at] = cursor.take(own.columns[at], own.weights[at]);
   }
 }
 
@@ -140,23 +140,23 @@ void add_row_flow(const PlanContext& context, int source, const ColumnCounts& co
   }
 }
 
-void check_inputs(const PlanContext& context, std::span<const Membership> own,
-                  std::span<const Membership* const> of_sources, const ColumnCounts& counts) {
+void check_inputs(const PlanContext& context, const KnownRouting& routing) {
   const Topology& topology = context.topology;
+  const ColumnCounts& counts = routing.counts;
   const auto num_ranks = as_size(topology.num_ranks());
   FERRY_ASSERT(context.range_tokens > 0, "a range has at least one token");
   FERRY_ASSERT(context.row_alignment > 0, "rows are aligned to at least one row");
-  FERRY_ASSERT(own.size() == as_size(topology.num_nodes()), "{} memberships for {} nodes",
-               own.size(), topology.num_nodes());
-  FERRY_ASSERT(of_sources.size() == num_ranks, "{} sources for {} ranks", of_sources.size(),
-               num_ranks);
+  FERRY_ASSERT(routing.own.size() == as_size(topology.num_nodes()), "{} memberships for {} nodes",
+               routing.own.size(), topology.num_nodes());
+  FERRY_ASSERT(routing.of_sources.size() == num_ranks, "{} sources for {} ranks",
+               routing.of_sources.size(), num_ranks);
   FERRY_ASSERT(counts.values.size() == num_ranks * as_size(counts.num_columns),
                "{} counts for {} ranks x {} columns", counts.values.size(), num_ranks,
                counts.num_columns);
 }
 
-RankPlan empty_plan(const PlanContext& context, int rank, std::uint64_t num_tokens) {
-  RankPlan plan;
+/// Sets what is not made further down.
+void begin_plan(const PlanContext& context, int rank, std::uint64_t num_tokens, RankPlan& plan) {
   plan.rank = rank;
   plan.strategy = context.strategy;
   plan.num_tokens = num_tokens;
@@ -164,7 +164,30 @@ RankPlan empty_plan(const PlanContext& context, int rank, std::uint64_t num_toke
   const int node = context.topology.node_of(rank);
   plan.rows_from.assign(context.topology.ranks_of(node).size(), 0);
   plan.rows_to.assign(context.topology.ranks_of(node).size(), 0);
-  return plan;
+}
+
+void make_outgoing(const PlanContext& context, int rank, std::span<const Membership> own,
+                   std::vector<LanePair>& outgoing) {
+  LaneList lanes(outgoing);
+  for (int node = 0; node < context.topology.num_nodes(); ++node) {
+    if (node == context.topology.node_of(rank)) continue;
+    add_outgoing({context, rank, node, own[as_size(node)]}, lanes);
+  }
+  lanes.end();
+}
+
+std::uint64_t memory_bytes(const Lane& lane) {
+  return capacity_bytes(lane.tokens, lane.range_begin, lane.target_begin, lane.targets,
+                        lane.weights);
+}
+
+std::uint64_t memory_bytes(const std::vector<LanePair>& lanes) {
+  std::uint64_t bytes = capacity_bytes(lanes);
+  for (const LanePair& pair : lanes) {
+    bytes += memory_bytes(pair.dispatch) + capacity_bytes(pair.combine);
+    for (const Lane& lane : pair.combine) bytes += memory_bytes(lane);
+  }
+  return bytes;
 }
 
 ColumnCounts count_node(const PlanContext& context, int node,
@@ -191,46 +214,58 @@ bool needs_membership(const PlanContext& context, int rank, int source,
   return rows_for(context, rank, source, counts) > 0;
 }
 
+std::uint64_t memory_bytes(const RankPlan& plan) {
+  return capacity_bytes(plan.home_begin, plan.home_targets, plan.expert_counts, plan.expert_offsets,
+                        plan.rows_from, plan.rows_to) +
+         memory_bytes(plan.outgoing) + memory_bytes(plan.landing);
+}
+
 RankPlan make_rank_plan(const PlanContext& context, int rank, std::span<const Membership> own,
                         std::span<const Membership* const> of_sources, const ColumnCounts& counts) {
-  check_inputs(context, own, of_sources, counts);
+  RankPlan plan;
+  make_rank_plan(context, rank, {own, of_sources, counts}, plan);
+  return plan;
+}
+
+void make_rank_plan(const PlanContext& context, int rank, const KnownRouting& routing,
+                    RankPlan& plan) {
+  check_inputs(context, routing);
   const Topology& topology = context.topology;
   const int home = topology.node_of(rank);
+  const ColumnCounts& counts = routing.counts;
   FERRY_ASSERT(counts.num_columns == context.experts.num_columns(home),
                "counts of {} columns for node {}, which has {}", counts.num_columns, home,
                context.experts.num_columns(home));
-  RankPlan plan = empty_plan(context, rank, own[as_size(home)].num_tokens);
+  const Membership& own = routing.own[as_size(home)];
+  begin_plan(context, rank, own.num_tokens, plan);
   set_window(context, counts, plan);
 
   RowPlaces places(context, home, counts);
+  LaneList landing(plan.landing);
   for (int source = 0; source < topology.num_ranks(); ++source) {
     add_row_flow(context, source, counts, plan);
     if (source == rank) {
-      add_home(own[as_size(home)], places.cursor(), plan);
+      add_home(own, places.cursor(), plan);
       FERRY_ASSERT_SLOW(places.used_up(source, 0, counts.num_columns),
                         "the counts of rank {} differ from its membership", source);
     } else if (needs_membership(context, rank, source, counts)) {
-      const Membership* membership = of_sources[as_size(source)];
+      const Membership* membership = routing.of_sources[as_size(source)];
       FERRY_ASSERT(membership != nullptr, "rank {} needs the membership of rank {}", rank, source);
-      RowCursor cursor = places.cursor();
-      add_landing({context, source, home, *membership}, rank, cursor, plan.landing);
+      add_landing({context, source, home, *membership}, rank, places.cursor(), landing);
       FERRY_ASSERT_SLOW(places.used_up(source, context.experts.first_column(rank),
                                        num_local_experts(context.experts, rank)),
                         "the counts of rank {} differ from its membership", source);
     }
     places.advance_past(source);
   }
-  plan.outgoing = make_outgoing(context, rank, own);
-  return plan;
+  landing.end();
+  make_outgoing(context, rank, routing.own, plan.outgoing);
 }
 
 std::vector<LanePair> make_outgoing(const PlanContext& context, int rank,
                                     std::span<const Membership> own) {
   std::vector<LanePair> outgoing;
-  for (int node = 0; node < context.topology.num_nodes(); ++node) {
-    if (node == context.topology.node_of(rank)) continue;
-    add_outgoing({context, rank, node, own[as_size(node)]}, outgoing);
-  }
+  make_outgoing(context, rank, own, outgoing);
   return outgoing;
 }
 

@@ -18,15 +18,17 @@ namespace ferry::plan {
 struct Target {
   std::uint32_t local_rank = 0;  ///< place of the rank in its node
   float weight = 0;
-  std::uint64_t row = 0;         ///< row in that rank's window
+  std::uint64_t row = 0;  ///< row in that rank's window
+
+  bool operator==(const Target&) const = default;
 };
 
 /// Rows that cross between a source rank and the rank they land on, in one direction: ascending
 /// (token, slot). Items are cut at the source's token ranges: items [range_begin[i],
 /// range_begin[i+1]) have tokens in range i. Both ends hold the same lane.
 struct Lane {
-  int peer = -1;                            ///< the rank at the other end
-  std::vector<std::uint32_t> tokens;        ///< token of each item
+  int peer = -1;                              ///< the rank at the other end
+  std::vector<std::uint32_t> tokens;          ///< token of each item
   std::vector<std::uint32_t> range_begin{0};  ///< one per range of the source, plus one
   /// At the landing end: targets [target_begin[i], target_begin[i+1]) of item i, in tree order
   /// (ranks ascending, slots ascending). At the source end empty.
@@ -38,6 +40,7 @@ struct Lane {
 
   std::size_t num_items() const { return tokens.size(); }
   std::size_t num_ranges() const { return range_begin.size() - 1; }
+  bool operator==(const Lane&) const = default;
 };
 
 /// The lanes of both directions. `combine` is empty where it equals `dispatch` (every strategy but
@@ -47,6 +50,7 @@ struct LanePair {
   std::vector<Lane> combine;
 
   const Lane& back() const { return combine.empty() ? dispatch : combine.front(); }
+  bool operator==(const LanePair&) const = default;
 };
 
 struct RankPlan {
@@ -72,10 +76,11 @@ struct RankPlan {
   std::vector<std::uint64_t> rows_to;
 
   std::int64_t num_rows() const { return expert_offsets.empty() ? 0 : expert_offsets.back(); }
-  std::uint64_t num_ranges() const {
-    return (num_tokens + range_tokens - 1) / range_tokens;
-  }
+  std::uint64_t num_ranges() const { return (num_tokens + range_tokens - 1) / range_tokens; }
+  bool operator==(const RankPlan&) const = default;
 };
+/// Bytes that it holds, used or not.
+std::uint64_t memory_bytes(const RankPlan& plan);
 
 /// Everything a plan depends on besides the routing; the same on all ranks. For token_major rows
 /// `experts` has one expert per rank, and memberships are grouped by rank.
@@ -110,6 +115,16 @@ bool needs_membership(const PlanContext& context, int rank, int source, const Co
 ///           the entries of `own` and of the needed memberships.
 RankPlan make_rank_plan(const PlanContext& context, int rank, std::span<const Membership> own,
                         std::span<const Membership* const> of_sources, const ColumnCounts& counts);
+
+/// What a rank knows of the routing, as make_rank_plan requires it.
+struct KnownRouting {
+  std::span<const Membership> own;
+  std::span<const Membership* const> of_sources;
+  const ColumnCounts& counts;
+};
+/// The same over an earlier plan of any rank and kind, whose memory is used again.
+void make_rank_plan(const PlanContext& context, int rank, const KnownRouting& routing,
+                    RankPlan& plan);
 
 /// The lanes on which a rank sends: part of its plan that needs nothing of other ranks.
 std::vector<LanePair> make_outgoing(const PlanContext& context, int rank,

@@ -12,7 +12,7 @@ void for_each_local_entry(const RowContext& context, const Visit& visit) {
   const int first = context.experts.first_column(context.rank);
   const int count = static_cast<int>(context.experts.experts_of_rank(context.rank).size());
   for (std::size_t source = 0; source < context.of_sources.size(); ++source) {
-    const Membership& membership = context.of_sources[source];
+    const Membership& membership = *context.of_sources[source];
     for (std::size_t i = 0; i < membership.tokens.size(); ++i) {
       for (std::uint32_t e = membership.entry_begin[i]; e < membership.entry_begin[i + 1]; ++e) {
         const int local = membership.columns[e] - first;
@@ -35,7 +35,7 @@ RowSources expert_major_sources(const RowContext& context,
   std::vector<std::int64_t> next(expert_offsets.begin(), expert_offsets.end());
   for_each_local_entry(
       context, [&](std::size_t source, std::size_t i, std::uint32_t entry, int local) {
-        const Membership& membership = context.of_sources[source];
+        const Membership& membership = *context.of_sources[source];
         const auto row = static_cast<std::size_t>(next[static_cast<std::size_t>(local)]++);
         result.rank[row] = static_cast<std::int32_t>(source);
         result.token[row] = membership.tokens[i];
@@ -51,7 +51,7 @@ TokenRows token_major_rows(const RowContext& context, int num_topk) {
   result.expert_counts.assign(context.experts.experts_of_rank(context.rank).size(), 0);
   for_each_local_entry(
       context, [&](std::size_t source, std::size_t i, std::uint32_t entry, int local) {
-        const Membership& membership = context.of_sources[source];
+        const Membership& membership = *context.of_sources[source];
         RowSources& rows = result.sources;
         const auto rank = static_cast<std::int32_t>(source);
         if (rows.rank.empty() || rows.rank.back() != rank ||

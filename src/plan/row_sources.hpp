@@ -16,8 +16,8 @@ namespace ferry::plan {
 struct RowContext {
   const ExpertIndex& experts;
   int rank = -1;
-  /// Of every rank, for this rank's node; with slots.
-  std::span<const Membership> of_sources;
+  /// Of every rank, for this rank's node; with slots. None is null.
+  std::span<const Membership* const> of_sources;
 };
 
 /// Rows by (expert, source rank, token); `expert_offsets` as in the rank's plan.

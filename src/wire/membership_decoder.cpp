@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "plan/memory.hpp"
 #include "wire/bytes.hpp"
 #include "wire/membership_codec.hpp"
 #include "wire/membership_layout.hpp"
@@ -20,9 +21,10 @@ namespace {
 /// Reads one membership section by section; a step returns the text of an error, or nothing.
 class Decoder {
  public:
-  Decoder(std::span<const std::byte> bytes, const MembershipLimits& limits)
-      : size_(bytes.size()), rest_(bytes), limits_(limits) {
+  Decoder(std::span<const std::byte> bytes, const MembershipLimits& limits, plan::Membership& out)
+      : size_(bytes.size()), rest_(bytes), limits_(limits), result_(out) {
     result_.num_tokens = limits.num_tokens;
+    result_.slots.clear();
   }
 
   std::optional<std::string> run() {
@@ -34,8 +36,6 @@ class Decoder {
     if (auto error = read_slots()) return error;
     return read_weights();
   }
-
-  plan::Membership take() { return std::move(result_); }
 
  private:
   std::optional<std::string> read_prefix();
@@ -67,7 +67,7 @@ class Decoder {
   std::span<const std::byte> rest_;
   MembershipLimits limits_;
   std::uint8_t flags_ = 0;
-  plan::Membership result_;
+  plan::Membership& result_;
 };
 
 std::optional<std::string> Decoder::read_prefix() {
@@ -125,7 +125,7 @@ std::optional<std::string> Decoder::read_bitmask() {
   for (std::uint64_t at = 0; at < mask_bytes; at += 8) tokens += std::popcount(word_at(at));
   if (auto error = check_room(tokens, mask_bytes)) return error;
 
-  result_.tokens.resize(tokens);
+  plan::resize_for_overwrite(result_.tokens, tokens);
   std::uint32_t* out = result_.tokens.data();
   for (std::uint64_t at = 0; at < mask_bytes; at += 8) {
     for (std::uint64_t word = word_at(at); word != 0; word &= word - 1) {
@@ -154,7 +154,7 @@ std::optional<std::string> Decoder::read_gaps() {
   }
   if (auto error = check_room(tokens, tokens)) return error;
 
-  result_.tokens.resize(tokens);
+  plan::resize_for_overwrite(result_.tokens, tokens);
   std::uint64_t next = 0;  // smallest token that may follow: the list ascends by construction
   for (std::uint64_t i = 0; i < tokens; ++i) {
     std::uint64_t gap = 0;
@@ -182,7 +182,8 @@ std::optional<std::string> Decoder::read_counts() {
   const bool nibbles = (flags_ & kNibbleCounts) != 0;
   const auto max_count = static_cast<std::uint32_t>(std::max(limits_.num_topk, 0));
 
-  result_.entry_begin.assign(tokens + 1, 0);
+  plan::resize_for_overwrite(result_.entry_begin, tokens + 1);
+  result_.entry_begin[0] = 0;
   std::uint64_t entries = 0;
   for (std::uint64_t i = 0; i < tokens; ++i) {
     const auto byte = std::to_integer<std::uint32_t>(counts[nibbles ? i / 2 : i]);
@@ -205,8 +206,8 @@ std::optional<std::string> Decoder::read_counts() {
     return fmt::format("membership: {} bytes are left for {} entries; expected exactly {}",
                        rest_.size(), entries, entries * entry_bytes(flags_));
   }
-  result_.columns.resize(entries);
-  result_.weights.assign(entries, 1.0F);
+  plan::resize_for_overwrite(result_.columns, entries);
+  plan::resize_for_overwrite(result_.weights, entries);
   return std::nullopt;
 }
 
@@ -248,7 +249,7 @@ std::optional<std::string> Decoder::check_columns() const {
 std::optional<std::string> Decoder::read_slots() {
   const std::size_t entries = result_.columns.size();
   if (!limits_.form.slots || entries == 0) return std::nullopt;
-  result_.slots.resize(entries);
+  plan::resize_for_overwrite(result_.slots, entries);
   std::memcpy(result_.slots.data(), take_block(entries), entries);
   for (std::size_t i = 0; i < result_.tokens.size(); ++i) {
     int next = 0;
@@ -266,6 +267,7 @@ std::optional<std::string> Decoder::read_slots() {
 
 std::optional<std::string> Decoder::read_weights() {
   const std::size_t entries = result_.weights.size();
+  if (!limits_.form.weights) std::ranges::fill(result_.weights, 1.0F);
   if (entries == 0 || !limits_.form.weights) return std::nullopt;
   std::memcpy(result_.weights.data(), take_block(entries * sizeof(float)), entries * sizeof(float));
   // Counted first, found after: a loop without an exit is a few SIMD instructions.
@@ -286,11 +288,10 @@ std::optional<std::string> Decoder::read_weights() {
 std::optional<std::string> decode_membership(std::span<const std::byte> bytes,
                                              const MembershipLimits& limits,
                                              plan::Membership& out) {
-  out = {};
-  Decoder decoder(bytes, limits);
-  if (auto error = decoder.run()) return error;
-  out = decoder.take();
-  return std::nullopt;
+  Decoder decoder(bytes, limits, out);
+  auto error = decoder.run();
+  if (error) out = {};
+  return error;
 }
 
 }  // namespace ferry::wire

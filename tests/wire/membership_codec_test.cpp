@@ -18,7 +18,7 @@ void expect_round_trip(const plan::Membership& membership, const MembershipLimit
   ASSERT_EQ(bytes.size(), 3 + encoded_membership_bytes(membership, limits.form));
   ASSERT_EQ(bytes[2], std::byte{0x55});
   const ExactBytes exact(std::span<const std::byte>(bytes).subspan(3));
-  plan::Membership decoded;
+  static plan::Membership decoded;  // over the one before, whatever it was
   const auto error = decode_membership(exact.span(), limits, decoded);
   ASSERT_FALSE(error) << *error;
   EXPECT_EQ(decoded.num_tokens, membership.num_tokens);
