@@ -31,6 +31,10 @@ class Job final : public MpiJob {
       const int wanted = options.many_threads ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED;
       check_mpi(MPI_Init_thread(nullptr, nullptr, wanted, &provided), "MPI_Init_thread");
       owns_mpi_ = true;
+      // Errors of requests go to these, whatever the communicator; MPI would end the job.
+      for (const MPI_Comm comm : {MPI_COMM_WORLD, MPI_COMM_SELF}) {
+        check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+      }
       if (provided < wanted) {
         throw Error(ErrorCode::unsupported,
                     "MPI_Init_thread gave a lower thread level than was asked for; fix: use an MPI "
