@@ -1,17 +1,17 @@
 // The ferry command: parses the command line, runs one subcommand, and turns every failure into one
 // line on standard error and an exit code (failures.hpp).
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
-#include <new>
 #include <string>
+#include <thread>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include "bench/command.hpp"
 #include "common/failures.hpp"
-#include "ferry/error.hpp"
 #include "info/command.hpp"
 #include "planner/command.hpp"
 
@@ -19,27 +19,16 @@ namespace {
 
 using ferry::tools::ExitCode;
 
-int fail(ExitCode code, const std::string& text) {
-  fmt::print(stderr, "ferry: {}\n", text);
-  return static_cast<int>(code);
-}
+// A launcher may end all ranks as soon as one ends with an error; the one that tells goes first.
+constexpr std::chrono::milliseconds kLetTheFirstTell{500};
 
-/// What the caller of the command can do about an error of the library.
-ExitCode exit_code_of(ferry::ErrorCode code) {
-  switch (code) {
-    case ferry::ErrorCode::invalid_argument:
-    case ferry::ErrorCode::mismatch:
-    case ferry::ErrorCode::unsupported: return ExitCode::usage;
-    case ferry::ErrorCode::stale_plan:
-    case ferry::ErrorCode::wrong_thread:
-    case ferry::ErrorCode::corrupt_message: return ExitCode::verification_failed;
-    case ferry::ErrorCode::limit_exceeded:
-    case ferry::ErrorCode::resource_exhausted:
-    case ferry::ErrorCode::timeout:
-    case ferry::ErrorCode::peer_failed:
-    case ferry::ErrorCode::cancelled: return ExitCode::environment;
+int fail(ExitCode code, const std::string& text) {
+  if (ferry::tools::is_first_process()) {
+    fmt::print(stderr, "ferry: {}\n", text);
+  } else {
+    std::this_thread::sleep_for(kLetTheFirstTell);
   }
-  return ExitCode::environment;
+  return static_cast<int>(code);
 }
 
 struct Flags {
@@ -54,19 +43,11 @@ int run(const CLI::App& app, const Flags& flags) {
     if (app.got_subcommand("plan")) ferry::planner::run_command(flags.plan);
     if (app.got_subcommand("info")) ferry::info::run_command(flags.info);
     return static_cast<int>(ExitCode::ok);
-  } catch (const ferry::tools::UsageError& error) {
-    return fail(ExitCode::usage, error.what());
-  } catch (const ferry::tools::EnvironmentError& error) {
-    return fail(ExitCode::environment, error.what());
-  } catch (const ferry::tools::VerificationError& error) {
-    return fail(ExitCode::verification_failed, error.what());
-  } catch (const ferry::Error& error) {
-    return fail(exit_code_of(error.code()), error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(ExitCode::environment,
-                "no memory is left; fix: fewer --tokens, a smaller --hidden or fewer ranks");
-  } catch (const std::exception& error) {
-    return fail(ExitCode::environment, error.what());
+  } catch (const ferry::tools::ToldFailure& failure) {
+    return static_cast<int>(failure.code());
+  } catch (...) {
+    const ferry::tools::Failure failure = ferry::tools::describe(std::current_exception());
+    return fail(failure.code, failure.text);
   }
 }
 

@@ -206,6 +206,8 @@ void set_limits(Transport& transport, const TransportLimits& limits);
 
 /// Bytes of window slots that this rank has reserved.
 std::uint64_t pool_bytes(const Transport& transport);
+/// The most memory that fragments to and from other nodes have taken on this rank so far.
+std::uint64_t staging_bytes(const Transport& transport);
 /// Fills the free window slots of this rank with a byte, so that a test finds stale reads.
 void poison_free_slots(Transport& transport, unsigned char value);
 

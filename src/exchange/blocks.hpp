@@ -1,6 +1,7 @@
 #pragma once
 // Memory for fragments: blocks of one size that go around between sending, receiving and staging.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -49,6 +50,8 @@ class BlockPool {
   BlockPool& operator=(const BlockPool&) = delete;
 
   std::uint64_t block_bytes() const { return block_bytes_; }
+  /// The most that blocks of this pool have taken at one time, in use or free.
+  std::uint64_t most_bytes() const { return most_bytes_; }
   /// Blocks handed out from now on have at least this size.
   void grow(std::uint64_t block_bytes) {
     if (block_bytes <= block_bytes_) return;
@@ -73,14 +76,20 @@ class BlockPool {
 
  private:
   static constexpr std::align_val_t kAlignment{64};
-  static std::span<std::byte> allocate(std::uint64_t bytes) {
-    return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), bytes};
+  std::span<std::byte> allocate(std::uint64_t bytes) {
+    const std::span memory(static_cast<std::byte*>(::operator new(bytes, kAlignment)), bytes);
+    bytes_ += bytes;
+    most_bytes_ = std::max(most_bytes_, bytes_);
+    return memory;
   }
-  static void free_memory(std::span<std::byte> memory) {
+  void free_memory(std::span<std::byte> memory) {
     ::operator delete(memory.data(), kAlignment);
+    bytes_ -= memory.size();
   }
 
   std::uint64_t block_bytes_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t most_bytes_ = 0;
   std::vector<std::span<std::byte>> free_;
 };
 

@@ -40,6 +40,7 @@ class Engine final : public TransportAttachment {
   const SlotPool& slots() const { return slots_; }
   Network& network() { return network_; }
   PlanMemory& plan_memory() { return plan_memory_; }
+  const Network& network() const { return network_; }
 
   // Exchanges
   /// Number of the next exchange; taken by `add`, so that one that was refused takes none.

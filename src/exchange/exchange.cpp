@@ -400,6 +400,11 @@ std::uint64_t pool_bytes(const Transport& transport) {
   return engine == nullptr ? 0 : engine->slots().reserved_bytes();
 }
 
+std::uint64_t staging_bytes(const Transport& transport) {
+  const auto* const engine = dynamic_cast<const Engine*>(transport.attachment.get());
+  return engine == nullptr ? 0 : engine->network().staging_bytes();
+}
+
 void poison_free_slots(Transport& transport, unsigned char value) {
   Engine& engine = Engine::of(transport);
   const CallerGuard guard(engine);

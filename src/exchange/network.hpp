@@ -46,6 +46,8 @@ class Network {
   // Sending
   bool may_send_fragment(int target) const;
   std::uint64_t block_bytes() const { return blocks_.block_bytes(); }
+  /// The most memory that fragments have taken so far: being sent, expected, staged or spare.
+  std::uint64_t staging_bytes() const { return blocks_.most_bytes(); }
   Block take_block() { return blocks_.take(); }
   /// Sends `payload_bytes` that stand behind the header's place in `block`, with a grant if one
   /// waits. `operation` counts it until it is sent.

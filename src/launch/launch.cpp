@@ -11,6 +11,7 @@
 #include "base/environment.hpp"
 #include "ferry/error.hpp"
 #include "ferry/threads.hpp"
+#include "launch/job.hpp"
 #include "launch/mpi_loader.hpp"
 
 namespace ferry::launch {
@@ -70,28 +71,6 @@ void check_choice(const std::string& mpi) {
               fmt::format("mpi = '{}'; allowed: auto, openmpi, mpich, off; fix: correct it", mpi));
 }
 
-/// The launcher whose rank this process is to be, with the module as chosen.
-std::optional<Launcher> choose(const std::string& asked) {
-  const std::string mpi = asked == "auto" ? environment("FERRY_MPI").value_or("auto") : asked;
-  check_choice(mpi);
-  if (mpi == "off") return std::nullopt;
-  const std::optional<Launcher> launcher = find_launcher();
-  if (mpi == "auto") return launcher;
-  if (!launcher) {
-    refuse(
-        fmt::format("mpi = {}, but no launcher started this process; fix: start it with "
-                    "mpirun, or use mpi = auto to run all ranks as threads",
-                    mpi));
-  }
-  if (launcher->module != mpi) {
-    refuse(
-        fmt::format("{} started this process, and the module {} is of the other MPI; fix: use "
-                    "mpi = auto, or the launcher of {}",
-                    launcher->name, mpi, mpi));
-  }
-  return launcher;
-}
-
 void check_shape(const Launcher& launcher, const Options& options, int job_size) {
   if (!options.topology || options.topology->num_ranks() == job_size) return;
   throw Error(ErrorCode::invalid_argument,
@@ -115,7 +94,7 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body)
 }
 
 void run_in_job(const Launcher& launcher, const Options& options,
-                const std::function<void(Transport&)>& body) {
+                const std::function<void(Transport&, detail::MpiJob*)>& body) {
   if (options.link_bits_per_s > 0) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("link_bits_per_s = {:g} under {}: only ranks that are threads have "
@@ -127,7 +106,7 @@ void run_in_job(const Launcher& launcher, const Options& options,
   const auto transport = job->attach(job->size(), options.topology ? &*options.topology : nullptr);
   std::exception_ptr failure;
   try {
-    run_rank(*transport, body);
+    run_rank(*transport, [&](Transport& own) { body(own, job.get()); });
   } catch (...) {
     failure = std::current_exception();
   }
@@ -150,15 +129,41 @@ std::optional<Launcher> find_launcher() {
   return std::nullopt;
 }
 
-void run(const Options& options, const std::function<void(Transport&)>& body) {
+std::optional<Launcher> choose_launcher(const std::string& asked) {
+  const std::string mpi = asked == "auto" ? environment("FERRY_MPI").value_or("auto") : asked;
+  check_choice(mpi);
+  if (mpi == "off") return std::nullopt;
+  const std::optional<Launcher> launcher = find_launcher();
+  if (mpi == "auto") return launcher;
+  if (!launcher) {
+    refuse(
+        fmt::format("mpi = {}, but no launcher started this process; fix: start it with "
+                    "mpirun, or use mpi = auto to run all ranks as threads",
+                    mpi));
+  }
+  if (launcher->module != mpi) {
+    refuse(
+        fmt::format("{} started this process, and the module {} is of the other MPI; fix: use "
+                    "mpi = auto, or the launcher of {}",
+                    launcher->name, mpi, mpi));
+  }
+  return launcher;
+}
+
+void run_with_job(const Options& options,
+                  const std::function<void(Transport&, detail::MpiJob*)>& body) {
   check_choice(options.mpi);
-  if (const auto launcher = choose(options.mpi)) {
+  if (const auto launcher = choose_launcher(options.mpi)) {
     run_in_job(*launcher, options, body);
     return;
   }
   threads::Options threads_options{.link_bits_per_s = options.link_bits_per_s};
   threads_options.topology = options.topology;
-  threads::run(threads_options, body);
+  threads::run(threads_options, [&](Transport& transport) { body(transport, nullptr); });
+}
+
+void run(const Options& options, const std::function<void(Transport&)>& body) {
+  run_with_job(options, [&](Transport& transport, detail::MpiJob*) { body(transport); });
 }
 
 }  // namespace ferry::launch

@@ -7,8 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <thread>
+#include <vector>
+
+#include <fmt/format.h>
 
 #include "base/clock.hpp"
 #include "ferry/error.hpp"
@@ -20,6 +24,91 @@ namespace ferry::detail {
 namespace {
 
 constexpr double kAbortLimit_s = 5;
+
+/// One side of MPI_Alltoallv as MPI takes it.
+struct IntParts {
+  std::vector<int> counts;
+  std::vector<int> offsets;
+};
+
+/// Highest unit that a side reaches, plus one.
+std::int64_t end_of(const RankParts& parts) {
+  std::int64_t end = 0;
+  for (std::size_t rank = 0; rank < parts.counts.size(); ++rank) {
+    end = std::max(end, parts.offsets[rank] + parts.counts[rank]);
+  }
+  return end;
+}
+
+IntParts to_int(const RankParts& parts, std::int64_t factor) {
+  IntParts result;
+  for (std::size_t rank = 0; rank < parts.counts.size(); ++rank) {
+    result.counts.push_back(static_cast<int>(parts.counts[rank] * factor));
+    result.offsets.push_back(static_cast<int>(parts.offsets[rank] * factor));
+  }
+  return result;
+}
+
+void check_parts(const RankParts& parts, std::uint64_t unit_bytes, int size) {
+  const auto ranks = static_cast<std::size_t>(size);
+  if (parts.unit_bytes == unit_bytes && unit_bytes > 0 && parts.counts.size() == ranks &&
+      parts.offsets.size() == ranks) {
+    return;
+  }
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("alltoallv: {} counts and {} offsets of {} bytes; allowed: {} of each, in "
+                          "one unit above 0 on both sides; fix: correct them",
+                          parts.counts.size(), parts.offsets.size(), parts.unit_bytes, size));
+}
+
+/// The units of an all-to-all as a datatype: bytes, unless offsets in bytes would not fit an int.
+class UnitType {
+ public:
+  UnitType(std::uint64_t unit_bytes, std::int64_t end) : factor_(1) {
+    constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+    const auto unit = static_cast<std::int64_t>(unit_bytes);
+    if (unit <= kMost && end <= kMost / unit) {
+      factor_ = unit;
+      return;
+    }
+    if (end > kMost || unit > kMost) {
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("alltoallv: {} units of {} bytes; allowed: fewer than 2^31 units, each "
+                              "below 2 GiB, because MPI counts with an int; fix: send fewer rows",
+                              end, unit_bytes));
+    }
+    check_mpi(MPI_Type_contiguous(static_cast<int>(unit), MPI_BYTE, &type_), "MPI_Type_contiguous");
+    check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
+  }
+  UnitType(const UnitType&) = delete;
+  UnitType& operator=(const UnitType&) = delete;
+  ~UnitType() {
+    if (type_ != MPI_BYTE) MPI_Type_free(&type_);
+  }
+  MPI_Datatype type() const { return type_; }
+  /// Elements of the type in one unit.
+  std::int64_t factor() const { return factor_; }
+
+ private:
+  MPI_Datatype type_ = MPI_BYTE;
+  std::int64_t factor_;
+};
+
+/// "MPICH Version:\t4.0.2" and the like without the word and the tab.
+std::string tidy_version(std::string text) {
+  constexpr std::string_view kWord = " Version:";
+  if (const auto at = text.find(kWord); at != std::string::npos) text.erase(at, kWord.size());
+  std::string tidy;
+  for (const char letter : text) {
+    const bool blank = letter == ' ' || letter == '\t';
+    if (!blank) {
+      tidy += letter;
+    } else if (!tidy.empty() && tidy.back() != ' ') {
+      tidy += ' ';
+    }
+  }
+  return tidy;
+}
 
 class Job final : public MpiJob {
  public:
@@ -46,7 +135,10 @@ class Job final : public MpiJob {
   }
 
   ~Job() override {
-    if (owns_mpi_ && !mpi_has_ended()) MPI_Finalize();
+    if (mpi_has_ended()) return;
+    // Freeing is collective, like the end of MPI: not where ranks are missing.
+    if (own_comm_ != MPI_COMM_NULL && !left_) MPI_Comm_free(&own_comm_);
+    if (owns_mpi_ && !left_) MPI_Finalize();
   }
 
   int rank() const override { return rank_; }
@@ -57,7 +149,7 @@ class Job final : public MpiJob {
     int length = 0;
     MPI_Get_library_version(text.data(), &length);
     const std::string whole(text.data(), static_cast<std::size_t>(length));
-    return whole.substr(0, whole.find_first_of(",\n"));
+    return tidy_version(whole.substr(0, whole.find_first_of(",\n")));
   }
 
   std::unique_ptr<Transport> attach(int num_ranks, const Topology* topology) override {
@@ -66,6 +158,34 @@ class Job final : public MpiJob {
     mpi::AttachOptions options{.topology = {}, .deadline_s = options_.deadline_s};
     if (topology != nullptr) options.topology = *topology;
     return mpi::attach(comm, options);
+  }
+
+  void alltoall(std::span<const std::int64_t> send, std::span<std::int64_t> receive) override {
+    const auto ranks = static_cast<std::size_t>(size_);
+    if (send.size() != receive.size() || send.size() % ranks != 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("alltoall: {} values out, {} in; allowed: the same multiple of {}; fix: "
+                              "give every rank a part of one size",
+                              send.size(), receive.size(), size_));
+    }
+    const int count = static_cast<int>(send.size() / ranks);
+    check_mpi(MPI_Alltoall(send.data(), count, MPI_INT64_T, receive.data(), count, MPI_INT64_T,
+                           own_comm()),
+              "MPI_Alltoall");
+  }
+
+  void alltoallv(const RankParts& send, const RankParts& receive) override {
+    check_parts(send, send.unit_bytes, size_);
+    check_parts(receive, send.unit_bytes, size_);
+    // The types may differ between ranks, their signatures do not: all are bytes.
+    const UnitType out(send.unit_bytes, end_of(send));
+    const UnitType in(receive.unit_bytes, end_of(receive));
+    const IntParts to = to_int(send, out.factor());
+    const IntParts from = to_int(receive, in.factor());
+    check_mpi(MPI_Alltoallv(send.data, to.counts.data(), to.offsets.data(), out.type(),
+                            receive.data, from.counts.data(), from.offsets.data(), in.type(),
+                            own_comm()),
+              "MPI_Alltoallv");
   }
 
   bool meet(double limit_s, Transport* transport) override {
@@ -90,9 +210,17 @@ class Job final : public MpiJob {
     }
   }
 
-  void leave_mpi() override { owns_mpi_ = false; }
+  void leave_mpi() override { left_ = true; }
 
  private:
+  MPI_Comm own_comm() {
+    if (own_comm_ == MPI_COMM_NULL) {
+      check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &own_comm_), "MPI_Comm_dup");
+      check_mpi(MPI_Comm_set_errhandler(own_comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    }
+    return own_comm_;
+  }
+
   // Made once for each number of ranks, and kept: communicators are scarce.
   MPI_Comm first_ranks(int num_ranks) {
     if (num_ranks == size_) return MPI_COMM_WORLD;
@@ -107,6 +235,8 @@ class Job final : public MpiJob {
 
   MpiJobOptions options_;
   bool owns_mpi_ = false;
+  bool left_ = false;
+  MPI_Comm own_comm_ = MPI_COMM_NULL;
   int rank_ = 0;
   int size_ = 1;
   std::map<int, MPI_Comm> comms_;

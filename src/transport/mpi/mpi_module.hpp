@@ -2,7 +2,10 @@
 // What a program that links no MPI asks of ferry_mpi_openmpi.so or ferry_mpi_mpich.so. One of them
 // is loaded under a launcher (src/launch), built from the same sources as the program.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "ferry/topology.hpp"
@@ -16,6 +19,16 @@ struct MpiJobOptions {
   double deadline_s = 300;
 };
 
+/// One side of an all-to-all of rows: which part of `data` goes to, or comes from, each rank.
+/// Units: counts and offsets are in units of `unit_bytes`, so that 64-bit byte offsets fit MPI's int
+///        as long as there are fewer than 2^31 units.
+struct RankParts {
+  std::byte* data = nullptr;  ///< only read on the sending side
+  std::uint64_t unit_bytes = 1;
+  std::span<const std::int64_t> counts;   ///< by rank of the job
+  std::span<const std::int64_t> offsets;  ///< by rank of the job
+};
+
 /// This process as one rank of an MPI job. MPI is initialised unless the program did so, and ends
 /// with the object then.
 class MpiJob {
@@ -27,11 +40,21 @@ class MpiJob {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Library and version, for example "Open MPI v4.1.4".
+  /// Library and version, for example "Open MPI v4.1.4" or "MPICH 4.0.2".
   virtual std::string mpi() const = 0;
   /// mpi::attach over the first `num_ranks` ranks of the job. Collective over the job; null on the
   /// other ranks. `topology` null = the machines as they are found.
   virtual std::unique_ptr<Transport> attach(int num_ranks, const Topology* topology) = 0;
+  // MPI's own collectives over all ranks, for programs that compare Ferry with them. They block, on
+  // a communicator of their own; a rank that does not come blocks the others.
+  /// Part r of `send` (send.size() / size() values) becomes part rank() of `receive` on rank r.
+  /// Errors: invalid_argument (sizes), peer_failed (text of MPI)
+  virtual void alltoall(std::span<const std::int64_t> send, std::span<std::int64_t> receive) = 0;
+  /// MPI_Alltoallv. Requires: both sides have the same unit, on every rank
+  /// Errors: invalid_argument (lists of another length), unsupported (2^31 units or more),
+  ///         peer_failed (text of MPI)
+  virtual void alltoallv(const RankParts& send, const RankParts& receive) = 0;
+
   /// Returns true when every rank of the job is here; false when they are not after limit_s, or
   /// some seconds after the job of `transport` (may be null) was aborted.
   virtual bool meet(double limit_s, Transport* transport) = 0;
@@ -44,6 +67,6 @@ using StartMpiJob = MpiJob*(const MpiJobOptions& options);
 inline constexpr const char* kStartMpiJob = "ferry_start_mpi_job";
 /// A module of another version is refused by its second symbol, an int.
 inline constexpr const char* kMpiModuleVersion = "ferry_mpi_module_version";
-inline constexpr int kMpiModuleVersionHere = 1;
+inline constexpr int kMpiModuleVersionHere = 2;
 
 }  // namespace ferry::detail
