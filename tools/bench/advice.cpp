@@ -34,7 +34,11 @@ double link_share(const StrategyResult& result) {
 }
 
 std::string link_words(const RunContext& context, const StrategyResult& result) {
-  if (!context.settings.paced) {
+  if (context.settings.link_bits_per_s == 0) {
+    if (!context.settings.mpi.empty()) {
+      return "what bytes cost is up to the links between the machines, whose rate is not known "
+             "here";
+    }
     return "links are not paced here, so bytes between nodes cost no more than copies in memory";
   }
   return fmt::format(
@@ -48,10 +52,10 @@ std::string bytes_words(const StrategyResult& best, const StrategyResult& rival)
   const auto best_bytes = static_cast<double>(bytes_between_nodes(best));
   const auto rival_bytes = static_cast<double>(bytes_between_nodes(rival));
   if (rival_bytes == 0) return "nothing crosses between nodes, so only fixed costs differ";
-  return fmt::format("it sends {:.2f} times the bytes of {} between nodes ({:.2f} MB against "
-                     "{:.2f} MB, out and back)",
-                     best_bytes / rival_bytes, to_string(rival.strategy), best_bytes / 1e6,
-                     rival_bytes / 1e6);
+  return fmt::format(
+      "it sends {:.2f} times the bytes of {} between nodes ({:.2f} MB against "
+      "{:.2f} MB, out and back)",
+      best_bytes / rival_bytes, to_string(rival.strategy), best_bytes / 1e6, rival_bytes / 1e6);
 }
 
 /// The part in which the best gains most on its rival: "dispatch (8.4 against 16.8 ms)".
@@ -64,10 +68,9 @@ std::string largest_gain(const StrategyResult& best, const StrategyResult& rival
   const Part parts[] = {{"plan", best.plan_us.median, rival.plan_us.median},
                         {"dispatch", best.dispatch_us.median, rival.dispatch_us.median},
                         {"combine", best.combine_us.median, rival.combine_us.median}};
-  const Part& gain =
-      *std::max_element(std::begin(parts), std::end(parts), [](const Part& a, const Part& b) {
-        return a.rival_us - a.best_us < b.rival_us - b.best_us;
-      });
+  const Part& gain = *std::max_element(
+      std::begin(parts), std::end(parts),
+      [](const Part& a, const Part& b) { return a.rival_us - a.best_us < b.rival_us - b.best_us; });
   return fmt::format("{} ({:.2f} against {:.2f} ms)", gain.name, gain.best_us / 1e3,
                      gain.rival_us / 1e3);
 }
@@ -79,19 +82,19 @@ double plan_share(const StrategyResult& result) {
 }  // namespace
 
 const StrategyResult& best_of(const std::vector<StrategyResult>& results) {
-  return *std::min_element(results.begin(), results.end(),
-                           [](const StrategyResult& a, const StrategyResult& b) {
-                             return a.total_us() < b.total_us();
-                           });
+  return *std::min_element(
+      results.begin(), results.end(),
+      [](const StrategyResult& a, const StrategyResult& b) { return a.total_us() < b.total_us(); });
 }
 
 std::string why_best(const RunContext& context, const std::vector<StrategyResult>& results) {
   const StrategyResult& best = best_of(results);
   const std::string_view name = to_string(best.strategy);
   if (context.workload.topology.num_nodes() == 1) {
-    return fmt::format("{} has the smallest total, but on one node nothing crosses a link and all "
-                       "strategies make the same copies",
-                       name);
+    return fmt::format(
+        "{} has the smallest total, but on one node nothing crosses a link and all "
+        "strategies make the same copies",
+        name);
   }
   const StrategyResult& rival = rival_of(best, results);
   if (&rival == &best) {
@@ -112,37 +115,49 @@ std::string what_next(const RunContext& context, const std::vector<StrategyResul
   const StrategyResult& best = best_of(results);
   const BenchOptions& options = context.options;
   const int num_nodes = context.workload.topology.num_nodes();
+  if (!context.settings.mpi.empty() && !options.baseline) {
+    return "--baseline alltoallv, to see what packing by hand and MPI_Alltoallv cost here";
+  }
+  if (!context.settings.mpi.empty() && context.settings.link_bits_per_s == 0) {
+    return num_nodes == 1
+               ? "more machines, to see what crossing nodes costs"
+               : "--repeat and --tokens as in your training, and the strategies one by one";
+  }
   if (num_nodes == 1) {
     return "--nodes 2 --link-rate 1gbit, to see what crossing nodes costs";
   }
-  if (!context.settings.paced) {
+  if (context.settings.link_bits_per_s == 0) {
     return "--link-rate with the rate of your network (for example 25gbit), so that bytes between "
            "nodes cost what they will cost you";
   }
   if (plan_share(best) > kPlanIsLarge) {
-    return fmt::format("more --tokens, or replaying plans: planning is {:.0f} % "
-                       "of the total of {}",
-                       100 * plan_share(best), to_string(best.strategy));
+    return fmt::format(
+        "more --tokens, or replaying plans: planning is {:.0f} % "
+        "of the total of {}",
+        100 * plan_share(best), to_string(best.strategy));
   }
   const bool wide_out = element_bytes(wire_dispatch(options)) > 2;
   const bool wide_back = element_bytes(wire_combine(options)) > 2;
   if (link_share(best) >= kLinkIsLimit && (wide_out || wide_back)) {
-    return fmt::format("--wire bf16: {} cross as f32 and the link is the limit; bf16 halves those "
-                       "bytes, at one rounding",
-                       wide_out && wide_back ? "rows both ways"
-                       : wide_out            ? "rows out"
-                                             : "sums back");
+    return fmt::format(
+        "--wire bf16: {} cross as f32 and the link is the limit; bf16 halves those "
+        "bytes, at one rounding",
+        wide_out && wide_back ? "rows both ways"
+        : wide_out            ? "rows out"
+                              : "sums back");
   }
   if (link_share(best) < kLinkIsLimit) {
-    return fmt::format("more --tokens or a smaller --range-tokens (now {}): the fullest link was "
-                       "busy for only {:.0f} % of the time",
-                       context.settings.range_tokens, 100 * link_share(best));
+    return fmt::format(
+        "more --tokens or a smaller --range-tokens (now {}): the fullest link was "
+        "busy for only {:.0f} % of the time",
+        context.settings.range_tokens, 100 * link_share(best));
   }
   const auto sent = static_cast<double>(best.counted.dispatch);
   const auto bound = static_cast<double>(best.bound_bytes_dispatch);
   const std::string limit =
       fmt::format("the link is the limit and dispatch sends {:.2f} times the bound already",
                   bound > 0 ? sent / bound : 1.0);
+  if (!context.settings.mpi.empty()) return fmt::format("a faster network: {}", limit);
   if (num_nodes == 2) {
     return fmt::format("a faster --link-rate, to see from which rate on copies count: {}", limit);
   }

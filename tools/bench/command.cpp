@@ -1,23 +1,25 @@
-// From flags to a printed result. Ranks are threads; the first failure of any rank is the one told.
+// From flags to a printed result. Without a launcher ranks are threads, and the first failure of
+// any rank is the one told; a launcher's ranks are in job_run.cpp.
 #include "bench/command.hpp"
 
-#include <unistd.h>
-
-#include <cstdio>
 #include <exception>
+#include <memory>
 #include <mutex>
-#include <string>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
 
-#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include "bench/memory.hpp"
-#include "bench/print.hpp"
+#include "bench/job_run.hpp"
 #include "bench/rank_bench.hpp"
 #include "bench/result.hpp"
+#include "bench/tell.hpp"
 #include "bench/workload.hpp"
 #include "common/memory_check.hpp"
 #include "ferry/threads.hpp"
+#include "launch/job.hpp"
 
 namespace ferry::bench {
 namespace {
@@ -49,7 +51,7 @@ void run_ranks(RunContext& context) {
         RankBench(context, transport).run();
       } catch (...) {
         failure.note(std::current_exception());
-        context.line.break_off();
+        context.line->break_off();
         throw;
       }
     });
@@ -59,8 +61,29 @@ void run_ranks(RunContext& context) {
   }
 }
 
-void clear_progress() {
-  if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r\033[K");
+void run_in_threads(const BenchOptions& options) {
+  const Workload workload = make_workload(options);
+  const RowCounts counts = count_rows(workload);
+  std::vector<int> ranks(static_cast<std::size_t>(workload.num_ranks()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  tools::check_memory(needed_bytes(workload, counts, ranks, false),
+                      "fewer --tokens, a smaller --hidden or --topk, or fewer ranks");
+  RunContext context{options,
+                     workload,
+                     counts,
+                     std::make_unique<ThreadLine>(workload.num_ranks()),
+                     std::vector<RankRecords>(ranks.size()),
+                     {},
+                     nullptr,
+                     workload.num_ranks()};
+  context.settings.link_bits_per_s = options.link_bits_per_s;
+  try {
+    run_ranks(context);
+    tell(context, summarise(context));
+  } catch (...) {
+    tell_failed(&context, tools::describe(std::current_exception()));
+    throw;
+  }
 }
 
 }  // namespace
@@ -73,42 +96,21 @@ CLI::App& add_command(CLI::App& app, BenchFlags& flags) {
       "Examples:\n"
       "  ferry bench --routing zipf:1.0 --link-rate 1gbit\n"
       "  ferry bench --trace traces/deepseek_v2_lite/intent --layer 3 --tokens 1024 --json\n"
-      "  ferry bench --nodes 1 --ranks-per-node 2 --tokens 1024\n\n"
+      "  ferry bench --nodes 1 --ranks-per-node 2 --tokens 1024\n"
+      "  mpirun -n 8 ferry bench --baseline alltoallv --tokens 1024\n\n"
       "Exit codes: 0 ok; 2 usage; 3 verification failed; 4 environment (unreadable trace, too\n"
       "little memory). docs/metrics.md defines every figure.");
   return *command;
 }
 
 void run_command(const BenchFlags& flags) {
-  const BenchOptions options = parse_bench_flags(flags);
-  const Workload workload = make_workload(options);
-  const RowCounts counts = count_rows(workload);
-  tools::check_memory(needed_bytes(workload, counts),
-                      "fewer --tokens, a smaller --hidden or --topk, or fewer ranks");
-  RunContext context{options, workload, counts, StartLine(workload.num_ranks()), {}, {}};
-  context.records.assign(options.strategies.size(),
-                         std::vector<RankRecord>(static_cast<std::size_t>(workload.num_ranks())));
-  std::vector<StrategyResult> results;
-  try {
-    run_ranks(context);
-    results = summarise(context);
-  } catch (const tools::VerificationError& failure) {
-    clear_progress();
-    if (options.json) {
-      fmt::print("{}\n", to_json_failed(context, failure.strategy(), failure.what()));
-    }
-    throw;
-  } catch (...) {
-    clear_progress();
-    throw;
+  const std::optional<launch::Launcher> launcher = launch::choose_launcher(flags.plain.mpi);
+  const BenchOptions options = parse_bench_flags(flags, launcher);
+  if (launcher) {
+    run_in_job(options);
+  } else {
+    run_in_threads(options);
   }
-  clear_progress();
-  if (!options.json) {
-    fmt::print("{}", to_table(context, results));
-    return;
-  }
-  for (const std::string& note : workload.notes) fmt::print(stderr, "ferry: note: {}\n", note);
-  for (const StrategyResult& result : results) fmt::print("{}\n", to_json(context, result));
 }
 
 }  // namespace ferry::bench

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -73,7 +74,73 @@ Fault parse_fault(const std::string& text) {
   if (text == "row") return Fault::row;
   if (text == "out") return Fault::out;
   if (text == "bytes") return Fault::bytes;
-  throw tools::UsageError(fmt::format("--inject-fault {}: allowed: none, row, out, bytes", text));
+  if (text == "baseline") return Fault::baseline;
+  throw tools::UsageError(
+      fmt::format("--inject-fault {}: allowed: none, row, out, bytes, baseline", text));
+}
+
+/// Nodes and ranks of each in a job whose size the launcher decided.
+void fit_shape(const launch::Launcher& launcher, BenchOptions& options) {
+  const int size = launcher.num_ranks;
+  if (!options.num_nodes_given && !options.ranks_per_node_given && size > 0) {
+    options.machines_as_found = true;
+    options.num_nodes = 1;
+    options.ranks_per_node = size;
+    return;
+  }
+  if (size <= 0) {
+    if (options.num_nodes_given && options.ranks_per_node_given) return;
+    throw tools::UsageError(
+        fmt::format("{} does not say how many ranks it started; fix: give --nodes and "
+                    "--ranks-per-node",
+                    launcher.name));
+  }
+  if (!options.ranks_per_node_given) options.ranks_per_node = size / options.num_nodes;
+  if (!options.num_nodes_given) options.num_nodes = size / options.ranks_per_node;
+  if (options.num_ranks() == size) return;
+  throw tools::UsageError(fmt::format(
+      "--nodes {} --ranks-per-node {}: {} ranks, but {} started {}; fix: make their "
+      "product {}, or leave both out and nodes are the machines",
+      options.num_nodes, options.ranks_per_node, options.num_ranks(), launcher.name, size, size));
+}
+
+/// What a launcher decides, and what only ranks of one can do.
+void check_launcher_flags(const std::optional<launch::Launcher>& launcher,
+                          const BenchOptions& options) {
+  if (options.fault == Fault::baseline && !options.baseline) {
+    throw tools::UsageError("--inject-fault baseline: allowed only with --baseline alltoallv");
+  }
+  if (launcher) {
+    if (options.link_bits_per_s > 0) {
+      throw tools::UsageError(
+          fmt::format("--link-rate under {}: only ranks that are threads have links with a rate; "
+                      "fix: leave it out, or start ferry bench without the launcher",
+                      launcher->name));
+    }
+    return;
+  }
+  if (options.baseline) {
+    throw tools::UsageError(
+        fmt::format("--baseline alltoallv: needs ranks that are MPI processes; fix: start it with "
+                    "`mpirun -n {} ferry bench ...` and without --mpi off",
+                    options.num_ranks()));
+  }
+}
+
+bool parse_baselines(const BenchFlags& flags, const BenchOptions& options) {
+  for (const std::string& name : flags.baselines) {
+    if (name == "alltoallv") continue;
+    throw tools::UsageError(
+        fmt::format("--baseline {}: no such baseline; allowed: alltoallv", name));
+  }
+  if (flags.baselines.empty()) return false;
+  if (options.layout != Layout::expert_major || options.weights != WeightMode::at_combine) {
+    throw tools::UsageError(
+        fmt::format("--baseline alltoallv: does what --layout expert_major --weights at_combine "
+                    "does, not {} and {}; fix: leave those flags out",
+                    to_string(options.layout), to_string(options.weights)));
+  }
+  return true;
 }
 
 /// Only what the trace does not decide may be given beside --trace.
@@ -93,6 +160,11 @@ void check_ranges(const BenchOptions& options) {
     tools::check_range(flag, value, {low, high});
   };
   tools::check_ranks(options.num_nodes, options.ranks_per_node);
+  if (options.mpi != "auto" && options.mpi != "openmpi" && options.mpi != "mpich" &&
+      options.mpi != "off") {
+    throw tools::UsageError(
+        fmt::format("--mpi {}: allowed: auto, openmpi, mpich, off", options.mpi));
+  }
   check("--repeat", options.repeat, 1, 1'000'000);
   check("--hidden", options.hidden.value_or(1), 1, 1 << 20);
   check("--topk", options.num_topk.value_or(1), 1, 64);
@@ -101,7 +173,114 @@ void check_ranges(const BenchOptions& options) {
   check("--range-tokens", options.range_tokens, 0, std::int64_t{1} << 32);
 }
 
+/// A variable that holds a number above 0; nothing where it is not set.
+std::optional<double> number_in(const char* variable, std::string_view unit) {
+  const char* const text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::optional<double> value = tools::number<double>(text);
+  if (value && std::isfinite(*value) && *value >= 0) return value;
+  throw tools::UsageError(
+      fmt::format("{}={}: allowed: a number of {}, at least 0; fix: correct or unset it", variable,
+                  text, unit));
+}
+
+class FlagGroup {
+ public:
+  FlagGroup(CLI::App& command, const char* group) : command_(command), group_(group) {}
+  const char* name() const { return group_; }
+  template <typename Value>
+  CLI::Option* add(const char* name, Value& value, const char* help) const {
+    return command_.add_option(name, value, help)->group(group_);
+  }
+
+ private:
+  CLI::App& command_;
+  const char* group_;
+};
+
+void add_what_flags(const FlagGroup& group, BenchFlags& flags) {
+  BenchOptions& plain = flags.plain;
+  group
+      .add("--trace", plain.trace_directory,
+           "routing trace of a real model: topk_idx.npy, meta.json [, topk_weights.npy]")
+      ->type_name("DIR");
+  group.add("--layer", plain.layer, "layer of the trace")->capture_default_str();
+  group
+      .add("--routing", plain.routing,
+           "generated routing: uniform; zipf:S, skewed; khot:K, every token takes K hot experts "
+           "first;\n"
+           "group:G,M, experts of M of G groups per token")
+      ->capture_default_str();
+  group
+      .add("--tokens", flags.tokens,
+           "tokens per rank, or a comma list with one count per rank; default 512, or the whole "
+           "trace")
+      ->type_name("T");
+  group.add("--hidden", plain.hidden, "elements of a row; default 2048, or the trace's");
+  group.add("--topk", plain.num_topk, "experts per token; default 8");
+  group.add("--experts", plain.num_experts, "experts of all ranks; default 64");
+  group.add("--dtype", flags.dtype, "f32, bf16 or f16")->capture_default_str();
+  group.add("--seed", plain.seed, "of rows and generated routing")->capture_default_str();
+}
+
+void add_where_flags(const FlagGroup& group, BenchFlags& flags) {
+  BenchOptions& plain = flags.plain;
+  group
+      .add("--nodes", plain.num_nodes,
+           "nodes (ranks of a node share memory); under mpirun: the machines, or virtual nodes of "
+           "them")
+      ->capture_default_str()
+      ->each([&plain](const std::string&) { plain.num_nodes_given = true; });
+  group
+      .add("--ranks-per-node", plain.ranks_per_node,
+           "ranks of each node: threads, or under mpirun the processes that it started")
+      ->capture_default_str()
+      ->each([&plain](const std::string&) { plain.ranks_per_node_given = true; });
+  group
+      .add(
+          "--mpi", plain.mpi,
+          "auto: the launcher's MPI, threads without a launcher; openmpi or mpich: that one; off:\n"
+          "threads in any case")
+      ->capture_default_str();
+  group
+      .add("--strategy", flags.strategy,
+           "all, or a comma list of flat, rank_dedup, node_gather, node_dedup")
+      ->capture_default_str();
+  group
+      .add("--layout", flags.layout,
+           "rows of a window: expert_major, one per (token, expert); token_major, one per (token, "
+           "rank)")
+      ->capture_default_str();
+  group
+      .add("--weights", flags.weights,
+           "who applies routing weights: at_combine, at_expert (the caller) or none")
+      ->capture_default_str();
+  group
+      .add("--wire", flags.wire,
+           "format of rows between nodes: NAME for both directions [,combine=NAME]; default the "
+           "dtype")
+      ->type_name("NAME");
+  group
+      .add("--link-rate", flags.link_rate,
+           "slow each node's link to this rate, for example 1gbit; 0 = as fast as memory")
+      ->capture_default_str();
+  group
+      .add("--fragment-bytes", plain.fragment_bytes,
+           "bytes of one message between nodes; 0 = what the transport prefers")
+      ->capture_default_str();
+  group.add("--range-tokens", plain.range_tokens, "tokens per range; 0 = chosen by the library")
+      ->capture_default_str();
+}
+
 }  // namespace
+
+LabLink read_lab_link() {
+  LabLink link;
+  link.bits_per_s = number_in("FERRY_LAB_LINK_RATE", "bits per second").value_or(0);
+  link.burst_bytes =
+      static_cast<std::uint64_t>(number_in("FERRY_LAB_LINK_BURST", "bytes").value_or(0));
+  return link;
+}
 
 double parse_link_rate(const std::string& text) {
   if (text == "0") return 0;
@@ -124,66 +303,33 @@ double parse_link_rate(const std::string& text) {
 }
 
 void add_bench_flags(CLI::App& command, BenchFlags& flags) {
+  add_what_flags({command, "What is exchanged"}, flags);
+  add_where_flags({command, "Where and how"}, flags);
+  const FlagGroup group(command, "How it is measured and told");
   BenchOptions& plain = flags.plain;
-  const auto add = [&command](const char* group, const char* name, auto& value, const char* help) {
-    return command.add_option(name, value, help)->group(group);
-  };
-  constexpr const char* kWhat = "What is exchanged";
-  add(kWhat, "--trace", plain.trace_directory,
-      "routing trace of a real model: topk_idx.npy, meta.json [, topk_weights.npy]")
-      ->type_name("DIR");
-  add(kWhat, "--layer", plain.layer, "layer of the trace")->capture_default_str();
-  add(kWhat, "--routing", plain.routing,
-      "generated routing: uniform; zipf:S, skewed; khot:K, every token takes K hot experts first;\n"
-      "group:G,M, experts of M of G groups per token")
-      ->capture_default_str();
-  add(kWhat, "--tokens", flags.tokens,
-      "tokens per rank, or a comma list with one count per rank; default 512, or the whole trace")
-      ->type_name("T");
-  add(kWhat, "--hidden", plain.hidden, "elements of a row; default 2048, or the trace's");
-  add(kWhat, "--topk", plain.num_topk, "experts per token; default 8");
-  add(kWhat, "--experts", plain.num_experts, "experts of all ranks; default 64");
-  add(kWhat, "--dtype", flags.dtype, "f32, bf16 or f16")->capture_default_str();
-  add(kWhat, "--seed", plain.seed, "of rows and generated routing")->capture_default_str();
-
-  constexpr const char* kWhere = "Where and how";
-  add(kWhere, "--nodes", plain.num_nodes, "nodes (ranks of a node share memory)")
-      ->capture_default_str();
-  add(kWhere, "--ranks-per-node", plain.ranks_per_node, "ranks of each node, one thread each")
-      ->capture_default_str();
-  add(kWhere, "--strategy", flags.strategy,
-      "all, or a comma list of flat, rank_dedup, node_gather, node_dedup")
-      ->capture_default_str();
-  add(kWhere, "--layout", flags.layout,
-      "rows of a window: expert_major, one per (token, expert); token_major, one per (token, rank)")
-      ->capture_default_str();
-  add(kWhere, "--weights", flags.weights,
-      "who applies routing weights: at_combine, at_expert (the caller) or none")
-      ->capture_default_str();
-  add(kWhere, "--wire", flags.wire,
-      "format of rows between nodes: NAME for both directions [,combine=NAME]; default the dtype")
+  group
+      .add("--baseline", flags.baselines,
+           "alltoallv: also measure MPI_Alltoallv with packing and unpacking, with one row per "
+           "(token,\n"
+           "expert) and with one per (token, rank); needs mpirun")
       ->type_name("NAME");
-  add(kWhere, "--link-rate", flags.link_rate,
-      "slow each node's link to this rate, for example 1gbit; 0 = as fast as memory")
-      ->capture_default_str();
-  add(kWhere, "--fragment-bytes", plain.fragment_bytes,
-      "bytes of one message between nodes; 0 = what the transport prefers")
-      ->capture_default_str();
-  add(kWhere, "--range-tokens", plain.range_tokens, "tokens per range; 0 = chosen by the library")
-      ->capture_default_str();
-
-  constexpr const char* kTold = "How it is measured and told";
-  add(kTold, "--repeat", plain.repeat, "timed repeats, after one warm-up")->capture_default_str();
+  group.add("--repeat", plain.repeat, "timed repeats, after one warm-up")->capture_default_str();
   command.add_flag("--json", plain.json, "one JSON object per line and strategy; docs/metrics.md")
-      ->group(kTold);
-  add(kTold, "--inject-fault", flags.fault,
-      "break a received row, a sum or a byte count on purpose (row, out, bytes), to see exit 3")
+      ->group(group.name());
+  group
+      .add("--inject-fault", flags.fault,
+           "break a received row, a sum, a byte count or a row of the baseline on purpose (row, "
+           "out, "
+           "bytes,\n"
+           "baseline), to see exit 3")
       ->capture_default_str();
 }
 
-BenchOptions parse_bench_flags(const BenchFlags& flags) {
+BenchOptions parse_bench_flags(const BenchFlags& flags,
+                               const std::optional<launch::Launcher>& launcher) {
   BenchOptions options = flags.plain;
   check_ranges(options);
+  if (launcher) fit_shape(*launcher, options);
   options.all_strategies = flags.strategy == "all";
   options.strategies = parse_strategies(flags.strategy);
   parse_modes(flags, options);
@@ -195,6 +341,8 @@ BenchOptions parse_bench_flags(const BenchFlags& flags) {
   options.tokens = tools::parse_tokens(flags.tokens, options.num_ranks());
   options.pattern = tools::parse_routing(options.routing);
   options.fault = parse_fault(flags.fault);
+  options.baseline = parse_baselines(flags, options);
+  check_launcher_flags(launcher, options);
   check_trace_flags(options);
   return options;
 }

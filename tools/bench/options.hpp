@@ -8,6 +8,7 @@
 
 #include "common/generator.hpp"
 #include "ferry/dtype.hpp"
+#include "ferry/launch.hpp"
 #include "ferry/options.hpp"
 
 namespace CLI {
@@ -17,7 +18,7 @@ class App;  // CLI/CLI.hpp takes seconds to compile; few files need all of it
 namespace ferry::bench {
 
 /// What one run breaks on purpose, so that anybody can see that the verification notices.
-enum class Fault : std::uint8_t { none, row, out, bytes };
+enum class Fault : std::uint8_t { none, row, out, bytes, baseline };
 
 struct BenchOptions {
   // What is exchanged
@@ -35,6 +36,11 @@ struct BenchOptions {
   // Where and how
   int num_nodes = 2;
   int ranks_per_node = 4;
+  bool num_nodes_given = false;
+  bool ranks_per_node_given = false;
+  /// Under a launcher without either flag: nodes are the machines, whatever they turn out to be.
+  bool machines_as_found = false;
+  std::string mpi = "auto";
   std::vector<Strategy> strategies;
   bool all_strategies = false;  ///< then one that does not go with the layout is left out
   Layout layout = Layout::expert_major;
@@ -47,6 +53,7 @@ struct BenchOptions {
 
   // How it is measured and told
   int repeat = 10;
+  bool baseline = false;  ///< MPI_Alltoallv, per-expert and per-rank rows
   bool json = false;
   Fault fault = Fault::none;
 
@@ -64,13 +71,25 @@ struct BenchFlags {
   std::string link_rate = "0";
   std::string tokens;
   std::string fault = "none";
+  std::vector<std::string> baselines;
 };
 
 /// Adds the flags to the subcommand; `flags` must live until it has been parsed.
 void add_bench_flags(CLI::App& command, BenchFlags& flags);
 
+/// `launcher`: what started this process as one rank, if anything did; it decides the ranks.
 /// Errors: UsageError that names the flag, its value, what is allowed and the fix.
-BenchOptions parse_bench_flags(const BenchFlags& flags);
+BenchOptions parse_bench_flags(const BenchFlags& flags,
+                               const std::optional<launch::Launcher>& launcher = std::nullopt);
+
+/// What a lab tells its ranks about the links between nodes: FERRY_LAB_LINK_RATE in bits per second
+/// and FERRY_LAB_LINK_BURST, bytes that pass a link without using up its rate.
+struct LabLink {
+  double bits_per_s = 0;  ///< 0 = not known
+  std::uint64_t burst_bytes = 0;
+};
+/// Errors: UsageError with the variable and its text.
+LabLink read_lab_link();
 
 /// "1gbit", "100mbit", "2.5gbit": bits per second; "0" = no pacing.
 double parse_link_rate(const std::string& text);

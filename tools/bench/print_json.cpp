@@ -16,44 +16,61 @@ Json spread(const Spread& values) {
           {"p90", tools::rounded(values.p90)}};
 }
 
-Json what_was_run(const RunContext& context, Strategy strategy) {
+Json what_was_run(const RunContext& context, std::optional<Strategy> strategy) {
   const BenchOptions& options = context.options;
+  const RunSettings& settings = context.settings;
   const Workload& workload = context.workload;
   std::vector<std::int64_t> tokens_per_rank;
   for (const support::RoutingData& rank : workload.routing) {
     tokens_per_rank.push_back(rank.num_tokens);
   }
   const bool traced = !options.trace_directory.empty();
-  return {{"schema", "ferry.bench/1"},
-          {"strategy", to_string(strategy)},
-          {"transport", context.settings.transport},
-          {"paced", context.settings.paced},
-          {"link_bits_per_s", context.settings.paced ? Json(options.link_bits_per_s) : Json()},
-          {"num_nodes", workload.topology.num_nodes()},
-          {"num_ranks", workload.num_ranks()},
-          {"num_tokens", workload.num_tokens()},
-          {"tokens_per_rank", tokens_per_rank},
-          {"hidden", workload.shape.hidden},
-          {"num_topk", workload.num_topk},
-          {"num_experts", workload.placement.num_experts()},
-          {"dtype", to_string(workload.shape.dtype)},
-          {"layout", to_string(options.layout)},
-          {"weights", to_string(options.weights)},
-          {"wire_dispatch", to_string(wire_dispatch(options))},
-          {"wire_combine", to_string(wire_combine(options))},
-          {"routing", workload.routing_name},
-          {"trace", traced ? Json(options.trace_directory) : Json()},
-          {"model", traced ? Json(workload.model) : Json()},
-          {"layer", traced ? Json(options.layer) : Json()},
-          {"seed", options.seed},
-          {"repeat", options.repeat},
-          {"fragment_bytes", context.settings.fragment_bytes},
-          {"range_tokens", context.settings.range_tokens}};
+  return {
+      {"schema", "ferry.bench/1"},
+      {"strategy", strategy ? Json(to_string(*strategy)) : Json()},
+      {"transport", settings.transport},
+      {"mpi", settings.mpi.empty() ? Json() : Json(settings.mpi)},
+      {"one_clock", settings.one_clock},
+      {"paced", settings.paced},
+      {"link_bits_per_s", settings.link_bits_per_s > 0 ? Json(settings.link_bits_per_s) : Json()},
+      {"burst_bytes", settings.burst_bytes},
+      {"num_nodes", workload.topology.num_nodes()},
+      {"num_ranks", workload.num_ranks()},
+      {"num_tokens", workload.num_tokens()},
+      {"tokens_per_rank", tokens_per_rank},
+      {"hidden", workload.shape.hidden},
+      {"num_topk", workload.num_topk},
+      {"num_experts", workload.placement.num_experts()},
+      {"dtype", to_string(workload.shape.dtype)},
+      {"layout", to_string(options.layout)},
+      {"weights", to_string(options.weights)},
+      {"wire_dispatch", to_string(wire_dispatch(options))},
+      {"wire_combine", to_string(wire_combine(options))},
+      {"routing", workload.routing_name},
+      {"trace", traced ? Json(options.trace_directory) : Json()},
+      {"model", traced ? Json(workload.model) : Json()},
+      {"layer", traced ? Json(options.layer) : Json()},
+      {"seed", options.seed},
+      {"repeat", options.repeat},
+      {"fragment_bytes", settings.fragment_bytes},
+      {"range_tokens", settings.range_tokens}};
+}
+
+/// Times, memory and speed-ups; both baselines name their fields alike.
+void add_baseline(Json& json, const StrategyResult& ours, const BaselineResult& baseline) {
+  const std::string name(to_string(baseline.rows));
+  json[name + "_counts_us"] = spread(baseline.counts_us);
+  json[name + "_dispatch_us"] = spread(baseline.dispatch_us);
+  json[name + "_combine_us"] = spread(baseline.combine_us);
+  json[name + "_peak_bytes"] = baseline.peak_bytes;
+  json["speedup_vs_" + name] = tools::ratio(baseline.speedup(ours));
+  json["speedup_vs_" + name + "_replay"] = tools::ratio(baseline.speedup_on_replay(ours));
 }
 
 }  // namespace
 
-std::string to_json(const RunContext& context, const StrategyResult& result) {
+std::string to_json(const RunContext& context, const StrategyResult& result,
+                    const std::vector<BaselineResult>& baselines) {
   Json json = what_was_run(context, result.strategy);
   json["verified"] = true;
   json["plan_us"] = spread(result.plan_us);
@@ -76,7 +93,9 @@ std::string to_json(const RunContext& context, const StrategyResult& result) {
   json["metadata_rounds"] = result.metadata_rounds;
   json["window_bytes"] = result.window_bytes;
   json["pool_bytes"] = result.pool_bytes;
-  if (context.settings.paced) {
+  json["peak_bytes"] = result.peak_bytes;
+  for (const BaselineResult& baseline : baselines) add_baseline(json, result, baseline);
+  if (context.settings.link_bits_per_s > 0) {
     json["link_utilisation"] = tools::ratio(result.link_utilisation());
     json["link_utilisation_dispatch"] = tools::ratio(result.link_utilisation_dispatch);
     json["link_utilisation_combine"] = tools::ratio(result.link_utilisation_combine);
@@ -84,7 +103,8 @@ std::string to_json(const RunContext& context, const StrategyResult& result) {
   return tools::line_of(json);
 }
 
-std::string to_json_failed(const RunContext& context, Strategy strategy, const std::string& text) {
+std::string to_json_failed(const RunContext& context, std::optional<Strategy> strategy,
+                           const std::string& text) {
   Json json = what_was_run(context, strategy);
   json["verified"] = false;
   json["error"] = text;

@@ -16,13 +16,20 @@ std::string rate(double bits_per_s) {
   return fmt::format("{:g} Mbit/s", bits_per_s / 1e6);
 }
 
+std::string links_of(const RunSettings& settings) {
+  if (settings.paced) {
+    return fmt::format("links paced to {} per node", rate(settings.link_bits_per_s));
+  }
+  if (settings.link_bits_per_s > 0) {
+    return fmt::format("links of a lab, {} per node", rate(settings.link_bits_per_s));
+  }
+  return settings.mpi.empty() ? "links not paced, as fast as memory" : "links as MPI finds them";
+}
+
 std::string heading(const RunContext& context) {
   const BenchOptions& options = context.options;
   const Workload& workload = context.workload;
-  const std::string links =
-      context.settings.paced
-          ? fmt::format("links paced to {} per node", rate(options.link_bits_per_s))
-          : std::string("links not paced, as fast as memory");
+  const RunSettings& settings = context.settings;
   const std::string routing =
       options.trace_directory.empty()
           ? fmt::format("{}, seed {}", workload.routing_name, options.seed)
@@ -32,12 +39,20 @@ std::string heading(const RunContext& context) {
       "{}, top-{} of {} experts, hidden {} {}; between nodes {} out, {} back\n"
       "rows {}, weights {}; routing: {}\n",
       tools::counted(workload.topology.num_nodes(), "node"),
-      tools::counted(workload.num_ranks(), "rank"), context.settings.transport, links,
+      tools::counted(workload.num_ranks(), "rank"),
+      settings.mpi.empty() ? settings.transport : settings.mpi, links_of(settings),
       tools::counted(workload.num_tokens(), "token"), workload.num_topk,
       workload.placement.num_experts(), workload.shape.hidden, to_string(workload.shape.dtype),
       to_string(wire_dispatch(options)), to_string(wire_combine(options)),
       to_string(options.layout), to_string(options.weights), routing);
   for (const std::string& note : workload.notes) text += fmt::format("note: {}\n", note);
+  if (!settings.one_clock) {
+    text += "ranks have different clocks: a time is the longest of the ranks' own durations\n";
+  }
+  if (!settings.mpi.empty()) {
+    text += fmt::format("between nodes: fragments of {} bytes, ranges of {}\n",
+                        settings.fragment_bytes, tools::counted(settings.range_tokens, "token"));
+  }
   return text + fmt::format(
                     "medians of {} after a warm-up; every row, every sum and every "
                     "byte count was verified\n\n",
@@ -71,14 +86,50 @@ std::string row_of(const RunContext& context, const StrategyResult& result,
       flat_us ? fmt::format("{:.2f}x", *flat_us / result.total_us()) : "-", memcpy_ratios(result));
 }
 
+constexpr const char* kBaselineRow = "{:<20} {:>10} {:>10} {:>10} {:>10} {:>9}{}\n";
+
+/// One line per baseline, then how many times as fast each strategy is, whole / on replay.
+std::string baselines_of(const RunContext& context, const RunResult& result) {
+  if (result.baselines.empty()) return "";
+  std::string names;
+  for (const StrategyResult& ours : result.strategies) {
+    names += fmt::format(" {:>15}", to_string(ours.strategy));
+  }
+  std::string text = fmt::format(kBaselineRow, "baseline", "counts", "dispatch", "combine", "total",
+                                 "MB peak", names);
+  for (const BaselineResult& baseline : result.baselines) {
+    std::string speedups;
+    for (const StrategyResult& ours : result.strategies) {
+      speedups += fmt::format(" {:>15}", fmt::format("{:.2f}x / {:.2f}x", baseline.speedup(ours),
+                                                     baseline.speedup_on_replay(ours)));
+    }
+    text += fmt::format(
+        kBaselineRow, to_string(baseline.rows), tools::duration(baseline.counts_us.median),
+        tools::duration(baseline.dispatch_us.median), tools::duration(baseline.combine_us.median),
+        tools::duration(baseline.total_us()),
+        tools::megabytes(static_cast<double>(baseline.peak_bytes)), speedups);
+  }
+  std::string peaks;
+  for (const StrategyResult& ours : result.strategies) {
+    peaks += fmt::format(" {:>15}", tools::megabytes(static_cast<double>(ours.peak_bytes)));
+  }
+  text += fmt::format(kBaselineRow, "MB peak of ours", "", "", "", "", "", peaks);
+  return text + fmt::format(
+                    "alltoallv: MPI_Alltoallv of {} with pack and unpack, one row per (token, "
+                    "expert); rank_rows: per (token, rank)\nunder a strategy: baseline / ours, "
+                    "whole and on replay (without counts, without plan)\n\n",
+                    context.settings.mpi);
+}
+
 }  // namespace
 
-std::string to_table(const RunContext& context, const std::vector<StrategyResult>& results) {
+std::string to_table(const RunContext& context, const RunResult& result) {
+  const std::vector<StrategyResult>& results = result.strategies;
   std::string text = heading(context);
   text += fmt::format(kRow, "strategy", "rows/token", "MB out", "MB back", "plan", "dispatch",
                       "combine", "total", "vs flat", "vs memcpy");
   const std::optional<double> flat_us = flat_total_us(results);
-  for (const StrategyResult& result : results) text += row_of(context, result, flat_us);
+  for (const StrategyResult& strategy : results) text += row_of(context, strategy, flat_us);
   const auto tokens = static_cast<double>(context.workload.num_tokens());
   const auto bound = static_cast<double>(context.counts.bound);
   text += fmt::format("{:<12} {:>10} {:>9} {:>9}\n", "bound",
@@ -90,6 +141,7 @@ std::string to_table(const RunContext& context, const std::vector<StrategyResult
       "(token, node)\nvs flat: total of flat / total; vs memcpy: memcpy of the received rows "
       "({}) / dispatch, / combine\n\n",
       tools::duration(results.front().memcpy_us.median));
+  text += baselines_of(context, result);
   return text + "Why:  " + why_best(context, results) + "\nNext: " + what_next(context, results) +
          "\n";
 }

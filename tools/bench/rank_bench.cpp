@@ -2,9 +2,9 @@
 // is timed is bracketed by line_up() and the call itself; all checks lie outside.
 #include "bench/rank_bench.hpp"
 
+#include <malloc.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <optional>
@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "bench/clock.hpp"
 #include "common/failures.hpp"
 #include "support/rows.hpp"
 #include "support/verify.hpp"
@@ -20,10 +21,6 @@ namespace ferry::bench {
 namespace {
 
 constexpr int kPoison = 0xFF;  // a NaN in every dtype
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 Matrix matrix_in(const HugeBuffer& memory, const Workload& workload, std::int64_t rows) {
   return {memory.data(), workload.shape.dtype, rows, workload.shape.hidden, 0};
@@ -73,51 +70,70 @@ RankBench::RankBench(RunContext& context, Transport& transport)
       out_memory_(x_memory_.bytes()),
       x_(matrix_in(x_memory_, context.workload, routing_.num_tokens)),
       out_(matrix_in(out_memory_, context.workload, routing_.num_tokens)),
-      cooler_(cold_bytes_per_rank(context.workload.num_ranks())),
+      stage_(transport, *context.line, cold_bytes_per_rank(context.ranks_of_machine)),
       reference_copy_({context.counts.received[static_cast<std::size_t>(rank_)],
                        context.workload.row_bytes(),
-                       cold_bytes_per_rank(context.workload.num_ranks())}),
+                       cold_bytes_per_rank(context.ranks_of_machine)}),
       oracle_(make_oracle(context, 0, -1)) {
   for (const Strategy strategy : context.options.strategies) {
     exchanges_.emplace_back(transport, context.workload.placement, context.workload.shape,
                             exchange_options(context.options, strategy));
   }
+  if (!context.options.baseline) return;
+  for (const BaselineRows which : kBaselines) {
+    baselines_.emplace_back(
+        which, BaselineBench::Setting{
+                   context.options, context.workload, *context.job, stage_, {x_, out_}});
+  }
+}
+
+void RankBench::note_settings() {
+  const ExchangeOptions& filled_in = exchanges_.front().options();
+  RunSettings& settings = context_.settings;
+  settings.transport = std::string(transport_.name());
+  settings.paced = transport_.paced();
+  settings.fragment_bytes = filled_in.fragment_bytes;
+  settings.range_tokens = filled_in.range_tokens;
 }
 
 void RankBench::run() {
-  if (rank_ == 0) {
-    const ExchangeOptions& filled_in = exchanges_.front().options();
-    context_.settings = {std::string(transport_.name()), transport_.paced(),
-                         filled_in.fragment_bytes, filled_in.range_tokens};
-  }
-  drain();
+  // Threads share one context, the processes of a job have one each.
+  if (rank_ == 0 || context_.job != nullptr) note_settings();
+  context_.ranks[static_cast<std::size_t>(rank_)].strategies.resize(exchanges_.size());
+  stage_.drain();
   const std::uint64_t before = transport_.counters().control_bytes;
-  drain();
+  stage_.drain();
   control_bytes_per_barrier_ = transport_.counters().control_bytes - before;
   // Repeat -1 is the warm-up: it is verified like all others, and not counted.
   for (int repeat = -1; repeat < context_.options.repeat; ++repeat) {
     for (std::size_t strategy = 0; strategy < exchanges_.size(); ++strategy) {
       run_once(strategy, repeat);
     }
+    run_baselines(repeat);
+  }
+  for (const BaselineBench& baseline : baselines_) {
+    context_.ranks[static_cast<std::size_t>(rank_)].baselines.push_back(baseline.record());
   }
 }
 
-void RankBench::drain() {
-  barrier(transport_);
-  ++num_barriers_;
+void RankBench::run_baselines(int repeat) {
+  for (std::size_t i = 0; i < baselines_.size(); ++i) {
+    baselines_[i].run_once(repeat, row_seed(context_.options, exchanges_.size() + i, repeat));
+  }
 }
 
-void RankBench::line_up() {
-  drain();
-  cooler_.cool();
-  context_.line.arrive_and_wait();
+std::uint64_t RankBench::heap_bytes() const {
+  // The heap is the process's: one rank of it counts for all that are its threads.
+  if (rank_ != 0 && context_.job == nullptr) return 0;
+  const struct mallinfo2 heap = mallinfo2();
+  return heap.uordblks + heap.hblkhd;
 }
 
 void RankBench::fail(std::size_t strategy, const std::string& text) {
   const Strategy which = context_.options.strategies[strategy];
-  throw tools::VerificationError(
-      which, fmt::format("verification failed: {}, {}: {}", to_string(which),
-                         repeat_ < 0 ? "warm-up" : fmt::format("repeat {}", repeat_ + 1), text));
+  throw tools::VerificationError(which,
+                                 fmt::format("verification failed: {}, {}: {}", to_string(which),
+                                             name_of_repeat(repeat_), text));
 }
 
 void RankBench::run_once(std::size_t strategy, int repeat) {
@@ -129,50 +145,55 @@ void RankBench::run_once(std::size_t strategy, int repeat) {
   poison_free_slots(transport_, kPoison);
 
   RepeatTimes times;
-  line_up();
+  stage_.line_up();
   times.memcpy.start_s = now_s();
   reference_copy_.copy();
   times.memcpy.end_s = now_s();
 
   counted_ = {};
   const std::uint64_t control_before = transport_.counters().control_bytes;
-  num_barriers_ = 0;
+  const std::uint64_t barriers_before = stage_.num_barriers();
   const std::uint64_t rounds_before = exchanges_[strategy].metadata_rounds();
   const Plan plan = run_plan(strategy, times);
   const OutputRows y = run_dispatch(strategy, plan, times);
   run_combine(strategy, y, times);
   const std::uint64_t control = transport_.counters().control_bytes - control_before;
-  const std::uint64_t of_barriers = num_barriers_ * control_bytes_per_barrier_;
+  const std::uint64_t of_barriers =
+      (stage_.num_barriers() - barriers_before) * control_bytes_per_barrier_;
   counted_.control = control > of_barriers ? control - of_barriers : 0;
   check_bytes(strategy, plan.summary());
 
-  RankRecord& record = context_.records[strategy][static_cast<std::size_t>(rank_)];
+  RankRecord& record = context_.ranks[static_cast<std::size_t>(rank_)].strategies[strategy];
   record.summary = plan.summary();
   record.counted = counted_;
-  record.pool_bytes = pool_bytes(transport_);
+  record.memory = {pool_bytes(transport_), staging_bytes(transport_), plan_heap_bytes_};
   record.metadata_rounds = exchanges_[strategy].metadata_rounds() - rounds_before;
   if (repeat >= 0) record.repeats.push_back(times);
 }
 
 Plan RankBench::run_plan(std::size_t strategy, RepeatTimes& times) {
-  line_up();
+  const std::uint64_t heap_before = heap_bytes();
+  stage_.line_up();
   const std::uint64_t before = transport_.counters().metadata_bytes;
   times.plan.start_s = now_s();
   Plan plan = exchanges_[strategy].plan(routing_);
   times.plan.end_s = now_s();
-  context_.line.arrive_and_wait();  // a check must not take the core of a rank that still plans
+  // Read before the ranks meet, which may take messages too.
   counted_.metadata = transport_.counters().metadata_bytes - before;
+  stage_.wait_for_all();
+  const std::uint64_t heap_after = heap_bytes();
+  plan_heap_bytes_ = heap_after > heap_before ? heap_after - heap_before : 0;
   if (const auto fault = support::check_plan(oracle_, rank_, plan)) fail(strategy, *fault);
   return plan;
 }
 
 OutputRows RankBench::run_dispatch(std::size_t strategy, const Plan& plan, RepeatTimes& times) {
-  line_up();
+  stage_.line_up();
   const std::uint64_t before = transport_.counters().payload_bytes;
   times.dispatch.start_s = now_s();
   const ExpertRows rows = exchanges_[strategy].dispatch(plan, x_);
   times.dispatch.end_s = now_s();
-  drain();
+  stage_.drain();
   counted_.dispatch = transport_.counters().payload_bytes - before;
   if (context_.options.fault == Fault::row && repeat_ == 0) flip_first_bit(rows.matrix());
   if (const auto fault = support::check_rows(oracle_, rank_, rows.matrix())) {
@@ -184,12 +205,12 @@ OutputRows RankBench::run_dispatch(std::size_t strategy, const Plan& plan, Repea
 }
 
 void RankBench::run_combine(std::size_t strategy, const OutputRows& y, RepeatTimes& times) {
-  line_up();
+  stage_.line_up();
   const std::uint64_t before = transport_.counters().payload_bytes;
   times.combine.start_s = now_s();
   exchanges_[strategy].combine(y.plan(), y.matrix(), out_);
   times.combine.end_s = now_s();
-  drain();
+  stage_.drain();
   counted_.combine = transport_.counters().payload_bytes - before;
   if (context_.options.fault == Fault::out && repeat_ == 0) flip_first_bit(out_);
   if (const auto fault = support::check_out(oracle_, rank_, out_)) fail(strategy, *fault);

@@ -3,11 +3,14 @@
 // plan, dispatch and combine, each timed from a common start and checked against the oracle.
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "bench/baseline_bench.hpp"
 #include "bench/memory.hpp"
 #include "bench/options.hpp"
 #include "bench/record.hpp"
+#include "bench/stage.hpp"
 #include "bench/start_line.hpp"
 #include "bench/workload.hpp"
 #include "ferry/exchange.hpp"
@@ -15,16 +18,18 @@
 
 namespace ferry::bench {
 
-/// What all ranks of one run share. While they run, only `line` changes, each rank writes its own
-/// records, and rank 0 the settings.
+/// What the ranks of this process share. While they run, only `line` changes, each rank writes its
+/// own records, and the first rank of this process the settings.
 struct RunContext {
   const BenchOptions& options;
   const Workload& workload;
   const RowCounts& counts;
-  StartLine line;
-  /// records[strategy index][rank]
-  std::vector<std::vector<RankRecord>> records;
+  std::unique_ptr<StartLine> line;
+  /// By rank. Those of other processes come when all have ended.
+  std::vector<RankRecords> ranks;
   RunSettings settings;
+  detail::MpiJob* job = nullptr;  ///< null: ranks are threads
+  int ranks_of_machine = 1;       ///< that share its caches
 };
 
 /// The formats that rows cross in: as asked for, else the dtype.
@@ -47,9 +52,10 @@ class RankBench {
   Plan run_plan(std::size_t strategy, RepeatTimes& times);
   OutputRows run_dispatch(std::size_t strategy, const Plan& plan, RepeatTimes& times);
   void run_combine(std::size_t strategy, const OutputRows& y, RepeatTimes& times);
-  /// All ranks have ended what they did, caches are cold, and all start at once after this.
-  void line_up();
-  void drain();
+  void run_baselines(int repeat);
+  /// Bytes on the heap of this process, where this rank is the one that counts them; else 0.
+  std::uint64_t heap_bytes() const;
+  void note_settings();
   void check_bytes(std::size_t strategy, const PlanSummary& summary);
   [[noreturn]] void fail(std::size_t strategy, const std::string& text);
   void show_progress(std::size_t strategy, int repeat) const;
@@ -62,14 +68,15 @@ class RankBench {
   HugeBuffer out_memory_;
   Matrix x_;
   Matrix out_;
-  CacheCooler cooler_;
+  Stage stage_;
   MemcpyReference reference_copy_;
   std::vector<Exchange> exchanges_;
+  std::vector<BaselineBench> baselines_;
   // Of the repeat that runs.
   int repeat_ = -1;
   support::Reference oracle_;
   CountedBytes counted_;
-  std::uint64_t num_barriers_ = 0;
+  std::uint64_t plan_heap_bytes_ = 0;
   std::uint64_t control_bytes_per_barrier_ = 0;
 };
 

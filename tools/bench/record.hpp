@@ -1,6 +1,7 @@
 #pragma once
 // What one rank writes down while it runs. Ranks write only their own records; they are read after
-// all ranks have ended.
+// all ranks have ended. Of a job's ranks they then travel as bytes (job_ranks.hpp), so a field that
+// is added here is added there.
 
 #include <cstdint>
 #include <string>
@@ -10,7 +11,7 @@
 
 namespace ferry::bench {
 
-/// Start and end of a timed part on one rank, on a clock common to all ranks of the process.
+/// Start and end of a timed part on one rank, on the clock of its machine.
 struct Interval {
   double start_s = 0;
   double end_s = 0;
@@ -31,13 +32,40 @@ struct CountedBytes {
   std::uint64_t control = 0;
 };
 
+/// Memory of a rank's exchange.
+struct MemoryBytes {
+  std::uint64_t pool = 0;     ///< windows of expert rows and of outputs, metadata of the node
+  std::uint64_t staging = 0;  ///< fragments to and from other nodes
+  std::uint64_t plan = 0;     ///< what a plan keeps on the heap
+
+  std::uint64_t all() const { return pool + staging + plan; }
+};
+
 /// One rank, one strategy.
 struct RankRecord {
   std::vector<RepeatTimes> repeats;  ///< without the warm-up
   CountedBytes counted;              ///< of the last repeat; every repeat was checked
   PlanSummary summary;
-  std::uint64_t pool_bytes = 0;
+  MemoryBytes memory;
   std::uint64_t metadata_rounds = 0;  ///< per plan
+};
+
+struct BaselineTimes {
+  Interval counts;
+  Interval dispatch;
+  Interval combine;
+};
+
+/// One rank, one baseline.
+struct BaselineRecord {
+  std::vector<BaselineTimes> repeats;  ///< without the warm-up
+  std::uint64_t buffer_bytes = 0;
+};
+
+/// Everything of one rank.
+struct RankRecords {
+  std::vector<RankRecord> strategies;     ///< as in BenchOptions::strategies
+  std::vector<BaselineRecord> baselines;  ///< as in kBaselines; empty when not asked for
 };
 
 /// What the transport is and which sizes the library filled in, the same for all ranks.
@@ -46,6 +74,12 @@ struct RunSettings {
   bool paced = false;
   std::int64_t fragment_bytes = 0;
   std::int64_t range_tokens = 0;
+  std::string mpi{};      ///< library and version; empty: ranks are threads
+  bool one_clock = true;  ///< ranks read the same clock
+  /// Rate of a node's link in one direction: what the run was paced to, or what a lab says; 0 = not
+  /// known. `burst_bytes` pass it at no cost.
+  double link_bits_per_s = 0;
+  std::uint64_t burst_bytes = 0;
 };
 
 }  // namespace ferry::bench

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include <fmt/format.h>
 
@@ -18,24 +19,50 @@ double percentile(const std::vector<double>& sorted, double share) {
   return sorted[low] + (sorted[high] - sorted[low]) * (at - static_cast<double>(low));
 }
 
+/// The interval of one part of one repeat on a rank.
+using IntervalOf = std::function<const Interval&(const RankRecords& rank, std::size_t repeat)>;
+
 /// Times of one part over all repeats. From the first start, not the last: with more ranks than
-/// cores the first rank may be far into its work before the last one gets a core.
-Spread times_of(const std::vector<RankRecord>& ranks, Interval RepeatTimes::*part) {
+/// cores the first rank may be far into its work before the last one gets a core. Clocks of
+/// different machines cannot be compared: then it is the longest of the ranks' own durations.
+Spread times_of(const RunContext& context, const IntervalOf& interval) {
   std::vector<double> samples;
-  for (std::size_t repeat = 0; repeat < ranks.front().repeats.size(); ++repeat) {
-    double start = (ranks.front().repeats[repeat].*part).start_s;
-    double end = (ranks.front().repeats[repeat].*part).end_s;
-    for (const RankRecord& rank : ranks) {
-      start = std::min(start, (rank.repeats[repeat].*part).start_s);
-      end = std::max(end, (rank.repeats[repeat].*part).end_s);
+  const auto num_repeats = static_cast<std::size_t>(context.options.repeat);
+  for (std::size_t repeat = 0; repeat < num_repeats; ++repeat) {
+    double start = interval(context.ranks.front(), repeat).start_s;
+    double end = interval(context.ranks.front(), repeat).end_s;
+    double longest = 0;
+    for (const RankRecords& rank : context.ranks) {
+      const Interval& own = interval(rank, repeat);
+      start = std::min(start, own.start_s);
+      end = std::max(end, own.end_s);
+      longest = std::max(longest, own.end_s - own.start_s);
     }
-    samples.push_back((end - start) * 1e6);
+    samples.push_back((context.settings.one_clock ? end - start : longest) * 1e6);
   }
   return spread_of(std::move(samples));
 }
 
+Spread times_of(const RunContext& context, std::size_t strategy, Interval RepeatTimes::*part) {
+  return times_of(context, [&](const RankRecords& rank, std::size_t repeat) -> const Interval& {
+    return rank.strategies[strategy].repeats[repeat].*part;
+  });
+}
+
+Spread times_of(const RunContext& context, std::size_t baseline, Interval BaselineTimes::*part) {
+  return times_of(context, [&](const RankRecords& rank, std::size_t repeat) -> const Interval& {
+    return rank.baselines[baseline].repeats[repeat].*part;
+  });
+}
+
 std::uint64_t wire_row_bytes(const RunContext& context, DType wire) {
   return static_cast<std::uint64_t>(context.workload.shape.hidden) * element_bytes(wire);
+}
+
+/// What a link needs for its bytes; those of a burst pass at no cost.
+double wire_time_us(const RunSettings& settings, std::uint64_t bytes) {
+  const std::uint64_t paid = bytes > settings.burst_bytes ? bytes - settings.burst_bytes : 0;
+  return static_cast<double>(paid) * 8e6 / settings.link_bits_per_s;
 }
 
 /// Bytes on the fullest direction of any node's link. What leaves is counted by the transport; what
@@ -54,7 +81,7 @@ LinkLoad fullest_link(const RunContext& context, std::size_t strategy) {
     std::uint64_t leaves_dispatch = 0;
     std::uint64_t leaves_combine = 0;
     for (const int rank : topology.ranks_of(node)) {
-      const RankRecord& record = context.records[strategy][static_cast<std::size_t>(rank)];
+      const RankRecord& record = context.ranks[static_cast<std::size_t>(rank)].strategies[strategy];
       leaves_dispatch += record.counted.dispatch;
       leaves_combine += record.counted.combine;
     }
@@ -84,15 +111,14 @@ void check_rows(const RunContext& context, const StrategyResult& result) {
 }
 
 StrategyResult summarise_strategy(const RunContext& context, std::size_t strategy) {
-  const std::vector<RankRecord>& ranks = context.records[strategy];
   StrategyResult result;
   result.strategy = context.options.strategies[strategy];
-  result.plan_us = times_of(ranks, &RepeatTimes::plan);
-  result.dispatch_us = times_of(ranks, &RepeatTimes::dispatch);
-  result.combine_us = times_of(ranks, &RepeatTimes::combine);
-  result.memcpy_us = times_of(ranks, &RepeatTimes::memcpy);
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const RankRecord& record = ranks[rank];
+  result.plan_us = times_of(context, strategy, &RepeatTimes::plan);
+  result.dispatch_us = times_of(context, strategy, &RepeatTimes::dispatch);
+  result.combine_us = times_of(context, strategy, &RepeatTimes::combine);
+  result.memcpy_us = times_of(context, strategy, &RepeatTimes::memcpy);
+  for (std::size_t rank = 0; rank < context.ranks.size(); ++rank) {
+    const RankRecord& record = context.ranks[rank].strategies[strategy];
     result.logical_bytes_dispatch +=
         static_cast<std::uint64_t>(context.counts.received[rank]) * context.workload.row_bytes();
     result.inter_node_rows_dispatch += record.summary.inter_node_rows_dispatch;
@@ -102,20 +128,32 @@ StrategyResult summarise_strategy(const RunContext& context, std::size_t strateg
     result.counted.combine += record.counted.combine;
     result.counted.control += record.counted.control;
     result.window_bytes += record.summary.window_bytes;
-    result.pool_bytes += record.pool_bytes;
+    result.pool_bytes += record.memory.pool;
+    result.peak_bytes += record.memory.all();
     result.metadata_rounds = std::max(result.metadata_rounds, record.metadata_rounds);
   }
   const auto bound = static_cast<std::uint64_t>(context.counts.bound);
   result.bound_bytes_dispatch = bound * wire_row_bytes(context, wire_dispatch(context.options));
   result.bound_bytes_combine = bound * wire_row_bytes(context, wire_combine(context.options));
   check_rows(context, result);
-  if (context.options.link_bits_per_s > 0) {
+  if (context.settings.link_bits_per_s > 0) {
     const LinkLoad load = fullest_link(context, strategy);
-    const double bytes_per_us = context.options.link_bits_per_s / 8e6;
     result.link_utilisation_dispatch =
-        static_cast<double>(load.dispatch) / bytes_per_us / result.dispatch_us.median;
+        wire_time_us(context.settings, load.dispatch) / result.dispatch_us.median;
     result.link_utilisation_combine =
-        static_cast<double>(load.combine) / bytes_per_us / result.combine_us.median;
+        wire_time_us(context.settings, load.combine) / result.combine_us.median;
+  }
+  return result;
+}
+
+BaselineResult summarise_baseline(const RunContext& context, std::size_t baseline) {
+  BaselineResult result;
+  result.rows = kBaselines[baseline];
+  result.counts_us = times_of(context, baseline, &BaselineTimes::counts);
+  result.dispatch_us = times_of(context, baseline, &BaselineTimes::dispatch);
+  result.combine_us = times_of(context, baseline, &BaselineTimes::combine);
+  for (const RankRecords& rank : context.ranks) {
+    result.peak_bytes += rank.baselines[baseline].buffer_bytes;
   }
   return result;
 }
@@ -127,12 +165,16 @@ Spread spread_of(std::vector<double> samples) {
   return {percentile(samples, 0.5), percentile(samples, 0.1), percentile(samples, 0.9)};
 }
 
-std::vector<StrategyResult> summarise(const RunContext& context) {
-  std::vector<StrategyResult> results;
-  for (std::size_t strategy = 0; strategy < context.records.size(); ++strategy) {
-    results.push_back(summarise_strategy(context, strategy));
+RunResult summarise(const RunContext& context) {
+  RunResult result;
+  for (std::size_t strategy = 0; strategy < context.options.strategies.size(); ++strategy) {
+    result.strategies.push_back(summarise_strategy(context, strategy));
   }
-  return results;
+  if (!context.options.baseline) return result;
+  for (std::size_t baseline = 0; baseline < kBaselines.size(); ++baseline) {
+    result.baselines.push_back(summarise_baseline(context, baseline));
+  }
+  return result;
 }
 
 }  // namespace ferry::bench

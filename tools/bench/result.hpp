@@ -36,7 +36,8 @@ struct StrategyResult {
   std::uint64_t metadata_rounds = 0;
   std::uint64_t window_bytes = 0;
   std::uint64_t pool_bytes = 0;
-  /// Share of the time in which the fullest link direction was busy; 0 when not paced.
+  std::uint64_t peak_bytes = 0;
+  /// Share of the time in which the fullest link direction was busy; 0 when its rate is not known.
   double link_utilisation_dispatch = 0;
   double link_utilisation_combine = 0;
 
@@ -59,8 +60,30 @@ struct StrategyResult {
   }
 };
 
+/// MPI_Alltoallv with one kind of rows, in the same run.
+struct BaselineResult {
+  BaselineRows rows = BaselineRows::per_expert;
+  Spread counts_us;
+  Spread dispatch_us;
+  Spread combine_us;
+  std::uint64_t peak_bytes = 0;
+
+  double total_us() const { return counts_us.median + dispatch_us.median + combine_us.median; }
+  /// How many times as fast a strategy is: whole, and without counts and plan.
+  double speedup(const StrategyResult& ours) const { return total_us() / ours.total_us(); }
+  double speedup_on_replay(const StrategyResult& ours) const {
+    return (dispatch_us.median + combine_us.median) /
+           (ours.dispatch_us.median + ours.combine_us.median);
+  }
+};
+
+struct RunResult {
+  std::vector<StrategyResult> strategies;
+  std::vector<BaselineResult> baselines;  ///< empty when not asked for
+};
+
 /// Adds up what the ranks recorded.
 /// Errors: VerificationError when the library's rows are not those of the routing
-std::vector<StrategyResult> summarise(const RunContext& context);
+RunResult summarise(const RunContext& context);
 
 }  // namespace ferry::bench

@@ -143,6 +143,12 @@ Workload make_workload(const BenchOptions& options) {
   return workload;
 }
 
+Workload make_workload(const BenchOptions& options, const Topology& topology) {
+  Workload workload = make_workload(options);
+  workload.topology = topology;
+  return workload;
+}
+
 std::int64_t NodeRows::total() const {
   return std::accumulate(values.begin(), values.end(), std::int64_t{0});
 }
@@ -171,15 +177,22 @@ RowCounts count_rows(const Workload& workload) {
   return counts;
 }
 
-std::uint64_t needed_bytes(const Workload& workload, const RowCounts& counts) {
-  const std::uint64_t cold = cold_bytes_per_rank(workload.num_ranks());
+std::uint64_t needed_bytes(const Workload& workload, const RowCounts& counts,
+                           std::span<const int> ranks, bool with_baseline) {
+  const std::uint64_t cold = cold_bytes_per_rank(static_cast<int>(ranks.size()));
   std::uint64_t bytes = 0;
-  for (std::size_t rank = 0; rank < counts.received.size(); ++rank) {
-    const auto tokens = static_cast<std::uint64_t>(workload.routing[rank].num_tokens);
+  for (const int rank : ranks) {
+    const auto at = static_cast<std::size_t>(rank);
+    const auto tokens = static_cast<std::uint64_t>(workload.routing[at].num_tokens);
     const std::uint64_t rows =
-        static_cast<std::uint64_t>(counts.received[rank]) * workload.row_bytes();
+        static_cast<std::uint64_t>(counts.received[at]) * workload.row_bytes();
     // x and out; the window's rows and outputs; both sides of the memcpy; the cooler.
     bytes += 2 * tokens * workload.row_bytes() + 2 * rows + 2 * std::max(rows, cold) + cold;
+    if (!with_baseline) continue;
+    // Of per-expert and of per-rank rows: expert rows, y, what is received and what is sent.
+    const std::uint64_t sent =
+        tokens * static_cast<std::uint64_t>(workload.num_topk) * workload.row_bytes();
+    bytes += 2 * (3 * rows + sent);
   }
   return bytes;
 }

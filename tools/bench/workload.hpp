@@ -4,6 +4,7 @@
 // the library's own figures can be held against them.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,11 @@ struct Workload {
   }
 };
 
+/// On nodes of equal size, as the options say.
 /// Errors: UsageError, EnvironmentError
 Workload make_workload(const BenchOptions& options);
+/// On nodes as they are. Requires: as many ranks as the options say
+Workload make_workload(const BenchOptions& options, const Topology& topology);
 
 /// Rows between nodes in one direction. [num_nodes x num_nodes], row-major (source, target).
 struct NodeRows {
@@ -68,7 +72,8 @@ struct RowCounts {
 };
 RowCounts count_rows(const Workload& workload);
 
-/// Memory that a run of this workload needs, all ranks together.
-std::uint64_t needed_bytes(const Workload& workload, const RowCounts& counts);
+/// Memory that a run needs for these ranks, which share a machine, together.
+std::uint64_t needed_bytes(const Workload& workload, const RowCounts& counts,
+                           std::span<const int> ranks, bool with_baseline);
 
 }  // namespace ferry::bench

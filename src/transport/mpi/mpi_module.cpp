@@ -55,10 +55,11 @@ void check_parts(const RankParts& parts, std::uint64_t unit_bytes, int size) {
       parts.offsets.size() == ranks) {
     return;
   }
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("alltoallv: {} counts and {} offsets of {} bytes; allowed: {} of each, in "
-                          "one unit above 0 on both sides; fix: correct them",
-                          parts.counts.size(), parts.offsets.size(), parts.unit_bytes, size));
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("alltoallv: {} counts and {} offsets of {} bytes; allowed: {} of each, in "
+                  "one unit above 0 on both sides; fix: correct them",
+                  parts.counts.size(), parts.offsets.size(), parts.unit_bytes, size));
 }
 
 /// The units of an all-to-all as a datatype: bytes, unless offsets in bytes would not fit an int.
@@ -72,10 +73,11 @@ class UnitType {
       return;
     }
     if (end > kMost || unit > kMost) {
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("alltoallv: {} units of {} bytes; allowed: fewer than 2^31 units, each "
-                              "below 2 GiB, because MPI counts with an int; fix: send fewer rows",
-                              end, unit_bytes));
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format("alltoallv: {} units of {} bytes; allowed: fewer than 2^31 units, each "
+                      "below 2 GiB, because MPI counts with an int; fix: send fewer rows",
+                      end, unit_bytes));
     }
     check_mpi(MPI_Type_contiguous(static_cast<int>(unit), MPI_BYTE, &type_), "MPI_Type_contiguous");
     check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
@@ -163,10 +165,11 @@ class Job final : public MpiJob {
   void alltoall(std::span<const std::int64_t> send, std::span<std::int64_t> receive) override {
     const auto ranks = static_cast<std::size_t>(size_);
     if (send.size() != receive.size() || send.size() % ranks != 0) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("alltoall: {} values out, {} in; allowed: the same multiple of {}; fix: "
-                              "give every rank a part of one size",
-                              send.size(), receive.size(), size_));
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("alltoall: {} values out, {} in; allowed: the same multiple of {}; fix: "
+                      "give every rank a part of one size",
+                      send.size(), receive.size(), size_));
     }
     const int count = static_cast<int>(send.size() / ranks);
     check_mpi(MPI_Alltoall(send.data(), count, MPI_INT64_T, receive.data(), count, MPI_INT64_T,
@@ -182,10 +185,10 @@ class Job final : public MpiJob {
     const UnitType in(receive.unit_bytes, end_of(receive));
     const IntParts to = to_int(send, out.factor());
     const IntParts from = to_int(receive, in.factor());
-    check_mpi(MPI_Alltoallv(send.data, to.counts.data(), to.offsets.data(), out.type(),
-                            receive.data, from.counts.data(), from.offsets.data(), in.type(),
-                            own_comm()),
-              "MPI_Alltoallv");
+    check_mpi(
+        MPI_Alltoallv(send.data, to.counts.data(), to.offsets.data(), out.type(), receive.data,
+                      from.counts.data(), from.offsets.data(), in.type(), own_comm()),
+        "MPI_Alltoallv");
   }
 
   bool meet(double limit_s, Transport* transport) override {

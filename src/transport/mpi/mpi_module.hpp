@@ -20,8 +20,8 @@ struct MpiJobOptions {
 };
 
 /// One side of an all-to-all of rows: which part of `data` goes to, or comes from, each rank.
-/// Units: counts and offsets are in units of `unit_bytes`, so that 64-bit byte offsets fit MPI's int
-///        as long as there are fewer than 2^31 units.
+/// Units: counts and offsets are in units of `unit_bytes`, so that 64-bit byte offsets fit MPI's
+///        int as long as there are fewer than 2^31 units.
 struct RankParts {
   std::byte* data = nullptr;  ///< only read on the sending side
   std::uint64_t unit_bytes = 1;
