@@ -14,16 +14,32 @@ struct Setting {
 };
 
 Setting make_setting(int num_nodes) {
-  Setting setting{{}, {Topology::uniform(num_nodes, 2), Placement::contiguous(4, 2 * num_nodes),
-                       {16, DType::bf16}, 2, {}, "uniform", {}, {}}, {}};
+  Setting setting{{},
+                  {Topology::uniform(num_nodes, 2),
+                   Placement::contiguous(4, 2 * num_nodes),
+                   {16, DType::bf16},
+                   2,
+                   {},
+                   "uniform",
+                   {},
+                   {}},
+                  {}};
   setting.options.num_nodes = num_nodes;
   setting.options.ranks_per_node = 2;
   return setting;
 }
 
 RunContext make_context(const Setting& setting, bool paced) {
-  return {setting.options, setting.workload, setting.counts, StartLine(1), {},
-          {"threads", paced, 61440, 64}};
+  return {setting.options,
+          setting.workload,
+          setting.counts,
+          nullptr,
+          {},
+          {.transport = "threads",
+           .paced = paced,
+           .fragment_bytes = 61440,
+           .range_tokens = 64,
+           .link_bits_per_s = paced ? 1e9 : 0}};
 }
 
 StrategyResult result_of(Strategy strategy, double us, std::uint64_t bytes) {
@@ -43,13 +59,11 @@ StrategyResult result_of(Strategy strategy, double us, std::uint64_t bytes) {
 TEST(Advice, QuotesTheBytesAndTheLink) {
   const Setting setting = make_setting(2);
   const RunContext context = make_context(setting, true);
-  const std::vector<StrategyResult> results = {
-      result_of(Strategy::flat, 1000, 40'000'000),
-      result_of(Strategy::node_dedup, 500, 10'000'000)};
+  const std::vector<StrategyResult> results = {result_of(Strategy::flat, 1000, 40'000'000),
+                                               result_of(Strategy::node_dedup, 500, 10'000'000)};
   EXPECT_EQ(best_of(results).strategy, Strategy::node_dedup);
   const std::string why = why_best(context, results);
-  EXPECT_NE(why.find("node_dedup is 2.00 times as fast as flat, most of it in"),
-            std::string::npos)
+  EXPECT_NE(why.find("node_dedup is 2.00 times as fast as flat, most of it in"), std::string::npos)
       << why;
   EXPECT_NE(why.find("0.25 times the bytes of flat"), std::string::npos) << why;
   EXPECT_NE(why.find("busy for 95 % of dispatch"), std::string::npos) << why;
@@ -64,8 +78,7 @@ TEST(Advice, FollowsTheSettingOfTheRun) {
 
   const Setting two = make_setting(2);
   EXPECT_NE(what_next(make_context(two, false), one).find("--link-rate"), std::string::npos);
-  EXPECT_NE(what_next(make_context(two, true), one).find("faster --link-rate"),
-            std::string::npos);
+  EXPECT_NE(what_next(make_context(two, true), one).find("faster --link-rate"), std::string::npos);
   EXPECT_NE(what_next(make_context(make_setting(4), true), one).find("--nodes 2"),
             std::string::npos);
 

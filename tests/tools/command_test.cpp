@@ -34,7 +34,8 @@ TEST(Command, HelpAndVersionGoToStandardOutput) {
        {"--trace",  "--layer",          "--routing",      "--nodes",   "--ranks-per-node",
         "--tokens", "--hidden",         "--topk",         "--experts", "--dtype",
         "--wire",   "--strategy",       "--link-rate",    "--repeat",  "--seed",
-        "--json",   "--fragment-bytes", "--range-tokens", "Examples:", "Exit codes:"}) {
+        "--json",   "--fragment-bytes", "--range-tokens", "Examples:", "Exit codes:",
+        "--mpi",    "--baseline"}) {
     EXPECT_NE(bench_help.out.find(flag), std::string::npos) << flag;
   }
 }
@@ -50,6 +51,8 @@ TEST(Command, JsonHasOneVerifiedObjectPerStrategy) {
     EXPECT_EQ(object.at("verified"), true);
     EXPECT_EQ(object.at("paced"), false);
     EXPECT_EQ(object.at("transport"), "threads");
+    EXPECT_EQ(object.at("mpi"), nullptr);
+    EXPECT_GT(object.at("peak_bytes"), object.at("pool_bytes").get<std::uint64_t>());
     EXPECT_EQ(object.at("num_nodes"), 2);
     EXPECT_EQ(object.at("num_ranks"), 4);
     EXPECT_EQ(object.at("num_tokens"), 80);

@@ -61,8 +61,57 @@ TEST(BenchFlags, TokenMajorLeavesFlatOutOfAll) {
   const BenchOptions options = parse_bench_flags(flags);
   EXPECT_EQ(options.layout, Layout::token_major);
   EXPECT_EQ(options.weights, WeightMode::at_expert);
-  EXPECT_EQ(options.strategies, (std::vector{Strategy::rank_dedup, Strategy::node_gather,
-                                             Strategy::node_dedup}));
+  EXPECT_EQ(options.strategies,
+            (std::vector{Strategy::rank_dedup, Strategy::node_gather, Strategy::node_dedup}));
+}
+
+std::optional<launch::Launcher> launcher_of(int num_ranks) {
+  return launch::Launcher{.name = "mpirun", .module = "openmpi", .num_ranks = num_ranks, .rank = 0};
+}
+
+std::string refusal_in_job(const BenchFlags& flags, int num_ranks) {
+  try {
+    parse_bench_flags(flags, launcher_of(num_ranks));
+  } catch (const tools::UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(BenchFlags, ALauncherDecidesHowManyRanksThereAre) {
+  BenchFlags flags;
+  const BenchOptions found = parse_bench_flags(flags, launcher_of(6));
+  EXPECT_EQ(found.num_ranks(), 6);
+  EXPECT_TRUE(found.machines_as_found);
+  flags.plain.num_nodes = 3;
+  flags.plain.num_nodes_given = true;
+  const BenchOptions split = parse_bench_flags(flags, launcher_of(6));
+  EXPECT_EQ(split.ranks_per_node, 2);
+  EXPECT_FALSE(split.machines_as_found);
+  EXPECT_NE(refusal_in_job(flags, 4).find("3 ranks, but mpirun started 4; fix: make their product"),
+            std::string::npos)
+      << refusal_in_job(flags, 4);
+  EXPECT_NE(refusal_in_job(flags, 0).find("does not say how many ranks"), std::string::npos);
+  flags.tokens = "1,2,3,4,5,6";
+  EXPECT_EQ(refusal_in_job(flags, 6), "accepted");
+  flags.plain.ranks_per_node = 1;
+  flags.plain.ranks_per_node_given = true;
+  EXPECT_NE(refusal_in_job(flags, 6).find("3 ranks, but mpirun started 6"), std::string::npos);
+  BenchFlags paced;
+  paced.link_rate = "1gbit";
+  EXPECT_NE(refusal_in_job(paced, 4).find("--link-rate under mpirun"), std::string::npos);
+}
+
+TEST(BenchFlags, TheBaselineNeedsALauncherAndItsOwnModes) {
+  BenchFlags flags;
+  flags.baselines = {"alltoallv", "alltoallv"};
+  EXPECT_NE(refusal(flags).find("--baseline alltoallv: needs ranks that are MPI processes"),
+            std::string::npos);
+  EXPECT_TRUE(parse_bench_flags(flags, launcher_of(4)).baseline);
+  flags.weights = "at_expert";
+  EXPECT_NE(refusal_in_job(flags, 4).find("--weights at_combine"), std::string::npos);
+  flags.baselines = {"gloo"};
+  EXPECT_NE(refusal_in_job(flags, 4).find("--baseline gloo: no such baseline"), std::string::npos);
 }
 
 TEST(BenchFlags, RefusalsNameFlagValueAndWhatIsAllowed) {
@@ -101,6 +150,8 @@ TEST(BenchFlags, RefusalsNameFlagValueAndWhatIsAllowed) {
        },
        "--trace decides"},
       {[](BenchFlags& f) { f.fault = "all"; }, "--inject-fault all: allowed:"},
+      {[](BenchFlags& f) { f.fault = "baseline"; }, "only with --baseline alltoallv"},
+      {[](BenchFlags& f) { f.plain.mpi = "lam"; }, "--mpi lam: allowed: auto, openmpi, mpich, off"},
   };
   for (const Case& one : cases) {
     BenchFlags flags;

@@ -28,12 +28,13 @@ inline std::string content_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-inline Outcome ferry(const std::string& arguments) {
+/// `prefix` comes before the binary: variables, or a launcher.
+inline Outcome ferry(const std::string& arguments, const std::string& prefix = "") {
   const TemporaryDirectory directory;
   const std::filesystem::path out = directory.path() / "out";
   const std::filesystem::path err = directory.path() / "err";
-  const std::string line = "'" FERRY_COMMAND "' " + arguments + " >'" + out.string() + "' 2>'" +
-                           err.string() + "' </dev/null";
+  const std::string line = prefix + " '" FERRY_COMMAND "' " + arguments + " >'" + out.string() +
+                           "' 2>'" + err.string() + "' </dev/null";
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, content_of(out), content_of(err)};
 }
