@@ -28,8 +28,9 @@ struct AttachOptions {
 ///           MPI_THREAD_SERIALIZED that is the thread that initialised MPI.
 /// Ensures:  after MPI_Finalize the transport and its exchanges can still be destroyed, and calls
 ///           on them are refused.
-/// Errors:   invalid_argument, unsupported (thread level), resource_exhausted, mismatch, timeout,
-///           peer_failed (text of MPI)
+/// Errors:   invalid_argument, unsupported (thread level), resource_exhausted, limit_exceeded (64
+///           transports of one communicator), mismatch, timeout (the communicator is then of no
+///           more use to Ferry), peer_failed (text of MPI, or another rank that could not)
 /// Source:   the MPI standard, 4.0: sections 3.8.2 (matched probe), 11.6 (threads)
 std::unique_ptr<Transport> attach(MPI_Comm comm, const AttachOptions& options = {});
 

@@ -29,7 +29,11 @@ Network::Network(Transport& transport, const TransportLimits& limits)
       peers_(static_cast<std::size_t>(transport.topology().num_ranks())) {}
 
 Network::~Network() {
-  collect_sent();
+  try {
+    collect_sent();
+  } catch (const Error&) {
+    // The transport has ended before: all that it may still send is kept below.
+  }
   for (int source = 0; source < static_cast<int>(peers_.size()); ++source) {
     if (peers_[source].posted == 0) continue;
     for (const auto buffer : transport_.withdraw_receives(source)) blocks_.give_back(buffer);
@@ -41,6 +45,10 @@ Network::~Network() {
   }
   for (FragmentInFlight& fragment : fragments_) {
     base::keep_forever(std::shared_ptr<void>(fragment.block.release().data(), [](void*) {}));
+  }
+  // The same for messages that are on their way into memory that was given for them.
+  for (auto& [address, memory] : accepted_) {
+    base::keep_forever(std::make_shared<std::vector<std::byte>>(std::move(memory)));
   }
 }
 

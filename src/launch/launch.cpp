@@ -45,7 +45,7 @@ struct Sign {
 constexpr Sign kSigns[] = {
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "mpirun of Open MPI", "openmpi"},
     {"PMI_RANK", "PMI_SIZE", "a launcher with PMI (mpiexec of MPICH, srun --mpi=pmi2)", "mpich"},
-    {"PMIX_RANK", "SLURM_NTASKS", "a launcher with PMIx (srun --mpi=pmix)", "openmpi"},
+    {"PMIX_RANK", "SLURM_STEP_NUM_TASKS", "a launcher with PMIx (srun --mpi=pmix)", "openmpi"},
 };
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::unsupported, text); }

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <new>
 
 #include <fmt/format.h>
@@ -59,6 +60,10 @@ UniqueFd make_socket() {
   return socket;
 }
 
+// Descriptors on their way count against the limit of open files of their sender's user, commonly
+// 1024: that of all ranks of a machine stays well below.
+int calls_per_round(int num_candidates) { return std::max(1, 256 / num_candidates); }
+
 bool is_same_user(int socket) {
   ucred peer = {};
   socklen_t length = sizeof peer;
@@ -85,10 +90,15 @@ NodeLinks::NodeLinks(int rank) : rank_(rank), listener_(make_socket()) {
   }
 }
 
-bool NodeLinks::send_hello(int socket) const {
+void NodeLinks::send_hello(int socket) const {
   const Hello hello{.rank = rank_, .secret = card_.secret};
-  return send_with_file(socket, std::as_bytes(std::span(&hello, 1)), hub_file_.get()) ==
-         SendOutcome::sent;
+  const SendOutcome outcome =
+      send_with_file(socket, std::as_bytes(std::span(&hello, 1)), hub_file_.get());
+  if (outcome != SendOutcome::full) return;  // where the other is gone it is on no node at all
+  throw Error(ErrorCode::resource_exhausted,
+              fmt::format("attach: rank {} may send no more descriptors to the ranks of its node; "
+                          "fix: raise the limit of open files (ulimit -n)",
+                          rank_));
 }
 
 // Closes a link whose other end is no rank of this job.
@@ -114,7 +124,7 @@ std::uint64_t NodeLinks::mark_of(int writer, int owner) const {
   return base::mix64(cards_[writer].secret) ^ cards_[owner].secret;
 }
 
-void NodeLinks::call_lower_ranks(std::span<const NodeCard> cards) {
+void NodeLinks::begin(std::span<const NodeCard> cards) {
   cards_.assign(cards.begin(), cards.end());
   const std::uint64_t bytes = Hub::bytes(static_cast<int>(cards.size()));
   hub_file_ = make_shared_file(bytes);
@@ -123,17 +133,48 @@ void NodeLinks::call_lower_ranks(std::span<const NodeCard> cards) {
   for (int rank = 0; rank < static_cast<int>(cards.size()); ++rank) {
     new (&hub().cell(rank)) Hub::Cell;
   }
-  for (int rank = 0; rank < rank_; ++rank) {
-    if (cards[rank].boot_id != card_.boot_id) continue;
-    Link link{.rank = rank, .socket = make_socket(), .hub = {}};
-    socklen_t length = 0;
-    const sockaddr_un address = address_of(cards[rank], length);
-    // Refused at once where the other is in a network of its own: then it is on another node.
-    if (::connect(link.socket.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
-        send_hello(link.socket.get())) {
-      links_.push_back(std::move(link));
-    }
+}
+
+std::vector<int> NodeLinks::candidates_of(int rank) const {
+  std::vector<int> candidates;
+  for (int other = 0; other < static_cast<int>(cards_.size()); ++other) {
+    if (cards_[other].boot_id == cards_[rank].boot_id) candidates.push_back(other);
   }
+  return candidates;
+}
+
+int NodeLinks::num_rounds() const {
+  std::map<decltype(NodeCard::boot_id), int> sizes;
+  int largest = 0;
+  for (const NodeCard& card : cards_) largest = std::max(largest, ++sizes[card.boot_id]);
+  return largest < 2 ? 0 : (largest - 2) / calls_per_round(largest) + 1;
+}
+
+// A rank calls those below it, the nearest first.
+void NodeLinks::call(int round) {
+  const std::vector<int> candidates = candidates_of(rank_);
+  const auto own = std::ranges::find(candidates, rank_) - candidates.begin();
+  const int per_round = calls_per_round(static_cast<int>(candidates.size()));
+  for (std::ptrdiff_t i = 1; i <= per_round; ++i) {
+    const std::ptrdiff_t at = own - std::ptrdiff_t{round} * per_round - i;
+    if (at >= 0) call_rank(candidates[static_cast<std::size_t>(at)]);
+  }
+}
+
+void NodeLinks::call_rank(int rank) {
+  Link link{.rank = rank, .socket = make_socket(), .hub = {}};
+  socklen_t length = 0;
+  const sockaddr_un address = address_of(cards_[rank], length);
+  if (::connect(link.socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    // Refused at once where the other is in a network of its own: then it is on another node.
+    if (errno == ECONNREFUSED) return;
+    throw Error(ErrorCode::resource_exhausted,
+                fmt::format("attach: rank {} cannot call rank {} on its machine ({}); fix: see the "
+                            "limits of this system (net.core.somaxconn)",
+                            rank_, rank, std::strerror(errno)));
+  }
+  send_hello(link.socket.get());
+  links_.push_back(std::move(link));
 }
 
 void NodeLinks::answer_calls() {
@@ -145,9 +186,10 @@ void NodeLinks::answer_calls() {
     }
     Link link{.rank = -1, .socket = std::move(socket), .hub = {}};
     take_hello(link);
-    if (link.hub && send_hello(link.socket.get())) links_.push_back(std::move(link));
+    if (!link.hub) continue;
+    send_hello(link.socket.get());
+    links_.push_back(std::move(link));
   }
-  listener_.reset();
 }
 
 void NodeLinks::read_answers() {
@@ -155,8 +197,6 @@ void NodeLinks::read_answers() {
     if (!link.hub) take_hello(link);
   }
   std::erase_if(links_, [](const Link& link) { return !link.hub; });
-  std::ranges::sort(links_, {}, &Link::rank);
-  hub_file_.reset();
 }
 
 std::vector<std::uint8_t> NodeLinks::find_visible() const {
@@ -170,6 +210,9 @@ std::vector<std::uint8_t> NodeLinks::find_visible() const {
 }
 
 void NodeLinks::keep(std::span<const int> ranks) {
+  listener_.reset();
+  hub_file_.reset();
+  std::ranges::sort(links_, {}, &Link::rank);
   std::erase_if(links_,
                 [&](const Link& link) { return !std::ranges::binary_search(ranks, link.rank); });
 }

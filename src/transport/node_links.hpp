@@ -59,8 +59,12 @@ class NodeLinks {
 
   const NodeCard& card() const { return card_; }
 
-  // The introduction, in this order, all ranks meeting between two calls. `cards`: of all ranks.
-  void call_lower_ranks(std::span<const NodeCard> cards);
+  // The introduction, all ranks meeting between two calls: begin, then num_rounds() times call,
+  // answer_calls, read_answers. Rounds, because a system allows only so many descriptors on their
+  // way at a time. Errors of all: resource_exhausted
+  void begin(std::span<const NodeCard> cards);  ///< of all ranks
+  int num_rounds() const;                       ///< the same on all ranks
+  void call(int round);
   void answer_calls();
   void read_answers();
   /// [num_ranks] 1 where that rank wrote into this rank's page, and for itself.
@@ -80,9 +84,13 @@ class NodeLinks {
  private:
   struct Hello;
 
-  bool send_hello(int socket) const;
+  void send_hello(int socket) const;
   void take_hello(Link& link);
   std::uint64_t mark_of(int writer, int owner) const;
+
+  /// Ranks whose kernel is `rank`'s, ascending: those that may share memory with it.
+  std::vector<int> candidates_of(int rank) const;
+  void call_rank(int rank);
 
   int rank_;
   NodeCard card_;

@@ -122,11 +122,18 @@ std::optional<ReceivedFile> receive_with_file(int socket, std::span<std::byte> i
   if (length <= 0) return std::nullopt;
   ReceivedFile received{.bytes = static_cast<std::size_t>(length), .file = {}};
   const cmsghdr* const rights = CMSG_FIRSTHDR(&header);
-  if (rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS &&
-      rights->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int file = -1;
-    std::memcpy(&file, CMSG_DATA(rights), sizeof file);
-    received.file = UniqueFd(file);
+  if (rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
+    // Padding leaves room for a second one, which a stranger may have sent: it is closed.
+    for (std::size_t at = 0; CMSG_LEN(at + sizeof(int)) <= rights->cmsg_len; at += sizeof(int)) {
+      int file = -1;
+      std::memcpy(&file, CMSG_DATA(rights) + at, sizeof file);
+      received.file = UniqueFd(file);
+    }
+  }
+  if ((header.msg_flags & MSG_CTRUNC) != 0 && !received.file.valid()) {
+    throw Error(ErrorCode::resource_exhausted,
+                "map_region: this process may open no more files, so it cannot map what a rank of "
+                "its node shows; fix: raise the limit of open files (ulimit -n)");
   }
   return received;
 }

@@ -31,8 +31,14 @@ std::byte* SharedRegions::map(int owner, std::uint64_t key) {
     return found == own_.end() ? nullptr : found->second.data();
   }
   if (NodeLinks::Link* const link = links_.find(owner)) read_notices(*link);
-  const auto found = mapped_.find({owner, key});
-  return found == mapped_.end() ? nullptr : found->second.data();
+  const auto found = shown_.find({owner, key});
+  if (found == shown_.end()) return nullptr;
+  Shown& shown = found->second;
+  if (!shown.pages) {
+    shown.pages.emplace(shown.file.get(), shown.bytes);
+    shown.file.reset();
+  }
+  return shown.pages->data();
 }
 
 void SharedRegions::exchange_notices() {
@@ -71,13 +77,13 @@ void SharedRegions::read_notices(NodeLinks::Link& link) {
       NodeLinks::hub_of(link).cell(rank_).notices.load(std::memory_order_acquire);
   while (num_read < num_sent) {
     Notice notice;
-    const auto received =
+    auto received =
         receive_with_file(link.socket.get(), std::as_writable_bytes(std::span(&notice, 1)));
     if (!received) return;
     ++num_read;
     if (received->bytes != sizeof notice) continue;
     switch (notice.kind) {
-      case Kind::retired: mapped_.erase({link.rank, notice.key}); break;
+      case Kind::retired: shown_.erase({link.rank, notice.key}); break;
       case Kind::created:
         if (!is_safe_to_map(received->file.get(), notice.bytes)) {
           throw Error(ErrorCode::corrupt_message,
@@ -86,7 +92,8 @@ void SharedRegions::read_notices(NodeLinks::Link& link) {
                                   "version",
                                   link.rank, notice.bytes));
         }
-        mapped_.try_emplace({link.rank, notice.key}, received->file.get(), notice.bytes);
+        shown_.insert_or_assign({link.rank, notice.key},
+                                Shown{std::move(received->file), notice.bytes, std::nullopt});
         break;
     }
   }

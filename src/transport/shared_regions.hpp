@@ -50,7 +50,13 @@ class SharedRegions {
   int rank_;
   NodeLinks links_;
   std::map<std::uint64_t, Pages> own_;
-  std::map<std::pair<int, std::uint64_t>, Pages> mapped_;
+  /// A region that a peer has shown; mapped when it is looked for.
+  struct Shown {
+    UniqueFd file;
+    std::uint64_t bytes = 0;
+    std::optional<Pages> pages;
+  };
+  std::map<std::pair<int, std::uint64_t>, Shown> shown_;
   std::map<int, std::uint64_t> num_read_;  // notices, by sender
   std::deque<Outgoing> held_back_;
 };

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <exception>
 #include <vector>
 
 #include <fmt/format.h>
@@ -21,13 +23,15 @@ using detail::check_mpi;
 using detail::NodeCard;
 using detail::NodeLinks;
 
-void check_state(const AttachOptions& options) {
-  int initialized = 0;
-  MPI_Initialized(&initialized);
-  if (initialized == 0 || detail::mpi_has_ended()) {
+void check_state(MPI_Comm comm, const AttachOptions& options) {
+  if (!detail::mpi_is_running()) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("attach: MPI is not running; fix: call it between MPI_Init and "
-                            "MPI_Finalize"));
+                "attach: MPI is not running; fix: call it between MPI_Init and MPI_Finalize");
+  }
+  if (comm == MPI_COMM_NULL) {
+    throw Error(ErrorCode::invalid_argument,
+                "attach: the communicator is MPI_COMM_NULL; fix: attach only on ranks that are in "
+                "it");
   }
   if (!std::isfinite(options.deadline_s) || options.deadline_s <= 0) {
     throw Error(ErrorCode::invalid_argument,
@@ -50,31 +54,50 @@ void check_state(const AttachOptions& options) {
 template <typename Value>
 std::vector<Value> all_gather(const detail::CommPair& pair, std::span<const Value> own,
                               double deadline_s) {
-  std::vector<Value> all(own.size() * static_cast<std::size_t>(pair.size));
-  const int bytes = static_cast<int>(own.size_bytes());
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Iallgather(own.data(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, pair.others,
-                           &request),
+  const auto call = std::make_shared<detail::Collective>();
+  const auto bytes = std::as_bytes(own);
+  call->out.assign(bytes.begin(), bytes.end());
+  call->in.resize(bytes.size() * static_cast<std::size_t>(pair.size));
+  const int length = static_cast<int>(bytes.size());
+  check_mpi(MPI_Iallgather(call->out.data(), length, MPI_BYTE, call->in.data(), length, MPI_BYTE,
+                           pair.others, &call->request),
             "MPI_Iallgather");
-  detail::wait_for_request(request, deadline_s, "all ranks in attach");
+  detail::wait_for(call, deadline_s, "all ranks in attach");
+  std::vector<Value> all(own.size() * static_cast<std::size_t>(pair.size));
+  std::memcpy(static_cast<void*>(all.data()), call->in.data(), call->in.size());
   return all;
 }
 
-void meet(const detail::CommPair& pair, double deadline_s) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Ibarrier(pair.others, &request), "MPI_Ibarrier");
-  detail::wait_for_request(request, deadline_s, "all ranks in attach");
+/// Runs one step of the introduction; returns when every rank has. Where it failed on one rank it
+/// fails on all, and nobody waits for that rank.
+template <typename Step>
+void together(const detail::CommPair& pair, double deadline_s, const Step& step) {
+  std::exception_ptr failure;
+  try {
+    step();
+  } catch (const Error&) {
+    failure = std::current_exception();
+  }
+  const std::uint8_t own = failure ? 1 : 0;
+  const std::vector<std::uint8_t> failed = all_gather(pair, std::span(&own, 1), deadline_s);
+  if (failure) std::rethrow_exception(failure);
+  const auto first = std::ranges::find(failed, 1);
+  if (first == failed.end()) return;
+  throw Error(ErrorCode::peer_failed,
+              fmt::format("attach: rank {} could not share memory with its node; fix: see its own "
+                          "error",
+                          first - failed.begin()));
 }
 
 /// The node of every rank as the machine has it.
 Topology introduce(NodeLinks& links, const detail::CommPair& pair, double deadline_s) {
   const std::vector<NodeCard> cards = all_gather(pair, std::span(&links.card(), 1), deadline_s);
-  links.call_lower_ranks(cards);
-  meet(pair, deadline_s);
-  links.answer_calls();
-  meet(pair, deadline_s);
-  links.read_answers();
-  meet(pair, deadline_s);
+  together(pair, deadline_s, [&] { links.begin(cards); });
+  for (int round = 0; round < links.num_rounds(); ++round) {
+    together(pair, deadline_s, [&] { links.call(round); });
+    together(pair, deadline_s, [&] { links.answer_calls(); });
+    together(pair, deadline_s, [&] { links.read_answers(); });
+  }
   const std::vector<std::uint8_t> own = links.find_visible();
   const std::vector<std::uint8_t> visible =
       all_gather(pair, std::span<const std::uint8_t>(own), deadline_s);
@@ -120,9 +143,9 @@ void check_same_everywhere(const detail::CommPair& pair, const Topology& topolog
 }  // namespace
 
 std::unique_ptr<Transport> attach(MPI_Comm comm, const AttachOptions& options) {
-  check_state(options);
-  detail::CommPairs& pairs = detail::CommPairs::of(comm);
-  const detail::CommPair pair = pairs.take(options.deadline_s);
+  check_state(comm, options);
+  const std::shared_ptr<detail::CommPairs> pairs = detail::CommPairs::of(comm);
+  const detail::CommPair pair = pairs->take(options.deadline_s);
   try {
     NodeLinks links(pair.rank);
     const Topology found = introduce(links, pair, options.deadline_s);
@@ -133,7 +156,7 @@ std::unique_ptr<Transport> attach(MPI_Comm comm, const AttachOptions& options) {
     return std::make_unique<detail::MpiTransport>(pairs, pair, topology, std::move(links));
   } catch (const Error& error) {
     // After a timeout a request of the pair is still alive: it is used no more.
-    if (error.code() != ErrorCode::timeout) pairs.give_back(pair);
+    if (error.code() != ErrorCode::timeout) pairs->give_back(pair);
     throw;
   }
 }

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include "base/clock.hpp"
+#include "base/keep_forever.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::detail {
@@ -20,8 +22,7 @@ constexpr std::uint64_t kBlockBytes = 1ULL << 30;
 constexpr std::uint64_t kMostPairs = 64;  // one bit each in the agreement
 
 int delete_pairs(MPI_Comm, int, void* pairs, void*) {
-  if (!mpi_has_ended()) static_cast<CommPairs*>(pairs)->free_all();
-  delete static_cast<CommPairs*>(pairs);
+  delete static_cast<std::shared_ptr<CommPairs>*>(pairs);
   return MPI_SUCCESS;
 }
 
@@ -35,13 +36,26 @@ int pairs_key() {
   return key;
 }
 
+// What a program promised about its own messages does not hold for Ferry's.
+void drop_promises(MPI_Comm comm) {
+  MPI_Info info = MPI_INFO_NULL;
+  check_mpi(MPI_Info_create(&info), "MPI_Info_create");
+  for (const char* const promise : {"mpi_assert_allow_overtaking", "mpi_assert_no_any_source",
+                                    "mpi_assert_no_any_tag", "mpi_assert_exact_length"}) {
+    MPI_Info_set(info, promise, "false");
+  }
+  const int set = MPI_Comm_set_info(comm, info);
+  MPI_Info_free(&info);
+  check_mpi(set, "MPI_Comm_set_info");
+}
+
 MPI_Comm duplicate(MPI_Comm comm, double deadline_s) {
-  MPI_Comm made = MPI_COMM_NULL;
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Comm_idup(comm, &made, &request), "MPI_Comm_idup");
-  wait_for_request(request, deadline_s, "all ranks to duplicate the communicator");
-  check_mpi(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  return made;
+  const auto call = std::make_shared<Collective>();
+  check_mpi(MPI_Comm_idup(comm, &call->made, &call->request), "MPI_Comm_idup");
+  wait_for(call, deadline_s, "all ranks to duplicate the communicator");
+  check_mpi(MPI_Comm_set_errhandler(call->made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  drop_promises(call->made);
+  return call->made;
 }
 
 }  // namespace
@@ -57,12 +71,14 @@ void check_mpi(int code, std::string_view call) {
                           call, std::string_view(text.data(), static_cast<std::size_t>(length))));
 }
 
-void wait_for_request(MPI_Request& request, double deadline_s, std::string_view what) {
+void wait_for(const std::shared_ptr<Collective>& call, double deadline_s, std::string_view what) {
   const double began = base::now_s();
   while (true) {
     int done = 0;
-    check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    if (done != 0) return;
+    const int code = MPI_Test(&call->request, &done, MPI_STATUS_IGNORE);
+    if (code == MPI_SUCCESS && done != 0) return;
+    if (code != MPI_SUCCESS || base::now_s() - began > deadline_s) base::keep_forever(call);
+    check_mpi(code, "MPI_Test");
     if (base::now_s() - began > deadline_s) {
       throw Error(ErrorCode::timeout,
                   fmt::format("attach: waited {:g} s for {}; fix: call attach on every rank of the "
@@ -102,15 +118,15 @@ std::uint64_t message_bytes(const MPI_Status& status) {
   return bytes < 0 ? 0 : static_cast<std::uint64_t>(bytes);
 }
 
-CommPairs& CommPairs::of(MPI_Comm comm) {
+std::shared_ptr<CommPairs> CommPairs::of(MPI_Comm comm) {
   void* found = nullptr;
   int exists = 0;
   check_mpi(MPI_Comm_get_attr(comm, pairs_key(), &found, &exists), "MPI_Comm_get_attr");
   if (exists == 0) {
-    found = new CommPairs(comm);  // owned by the communicator: delete_pairs
+    found = new std::shared_ptr<CommPairs>(std::make_shared<CommPairs>(comm));  // delete_pairs
     check_mpi(MPI_Comm_set_attr(comm, pairs_key(), found), "MPI_Comm_set_attr");
   }
-  return *static_cast<CommPairs*>(found);
+  return *static_cast<std::shared_ptr<CommPairs>*>(found);
 }
 
 // The first pair that is free on every rank; a rank may not have left the last use of one yet.
@@ -119,12 +135,16 @@ std::size_t CommPairs::agree_on_free(double deadline_s) {
   for (std::size_t i = 0; i < pairs_.size(); ++i) {
     if (pairs_[i].free) free_here |= 1ULL << i;
   }
+  const auto call = std::make_shared<Collective>();
+  call->out.resize(sizeof free_here);
+  call->in.resize(sizeof free_here);
+  std::memcpy(call->out.data(), &free_here, sizeof free_here);
+  check_mpi(MPI_Iallreduce(call->out.data(), call->in.data(), 1, MPI_UINT64_T, MPI_BAND, comm_,
+                           &call->request),
+            "MPI_Iallreduce");
+  wait_for(call, deadline_s, "all ranks to come to attach");
   std::uint64_t free_everywhere = 0;
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(
-      MPI_Iallreduce(&free_here, &free_everywhere, 1, MPI_UINT64_T, MPI_BAND, comm_, &request),
-      "MPI_Iallreduce");
-  wait_for_request(request, deadline_s, "all ranks to come to attach");
+  std::memcpy(&free_everywhere, call->in.data(), sizeof free_everywhere);
   std::size_t found = 0;
   while (found < pairs_.size() && (free_everywhere >> found & 1) == 0) ++found;
   return found;
@@ -157,16 +177,6 @@ void CommPairs::give_back(const CommPair& pair) {
   const auto found = std::ranges::find_if(
       pairs_, [&](const Entry& entry) { return entry.pair.payload == pair.payload; });
   if (found != pairs_.end()) found->free = true;
-}
-
-void CommPairs::free_all() {
-  for (Entry& entry : pairs_) {
-    // One that is in use when MPI ends goes with MPI: freeing it would end its requests' ground.
-    if (!entry.free) continue;
-    MPI_Comm_free(&entry.pair.payload);
-    MPI_Comm_free(&entry.pair.others);
-  }
-  pairs_.clear();
 }
 
 }  // namespace ferry::detail

@@ -5,19 +5,26 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <vector>
-
-#include "transport/mpi/mpi_end.hpp"
 
 namespace ferry::detail {
 
 /// Throws peer_failed with MPI's text unless `code` is MPI_SUCCESS.
 void check_mpi(int code, std::string_view call);
 
-/// Tests until the request is complete, leaving the core to others in between.
-/// Errors: timeout, naming `what`; the request is then left alone, with the memory it works on.
-void wait_for_request(MPI_Request& request, double deadline_s, std::string_view what);
+/// A collective call of a few bytes that has a deadline, and the memory that MPI works on.
+struct Collective {
+  MPI_Request request = MPI_REQUEST_NULL;
+  std::vector<std::byte> out;
+  std::vector<std::byte> in;
+  MPI_Comm made = MPI_COMM_NULL;
+};
+/// Tests until the call is complete, leaving the core to others in between.
+/// Errors: timeout, naming `what`. A call that is not complete is kept for ever, with its memory:
+///         the other ranks may come later.
+void wait_for(const std::shared_ptr<Collective>& call, double deadline_s, std::string_view what);
 
 /// A message as MPI takes it. An int counts up to 2 GiB; longer ones are split into blocks by a
 /// datatype of their own.
@@ -52,21 +59,18 @@ struct CommPair {
 
 /// The pairs made from one communicator, kept with it. They are used again rather than freed: a
 /// message that nobody took must never be delivered to a communicator that came later.
-class CommPairs final : public MpiEndListener {
+class CommPairs {
  public:
   static constexpr int kTags = 4;  ///< of one use
 
-  /// Those of `comm`, found by an attribute of it.
-  static CommPairs& of(MPI_Comm comm);
+  /// Those of `comm`, found by an attribute of it. Shared by the communicator and the transports:
+  /// a program may free its communicator while they live.
+  static std::shared_ptr<CommPairs> of(MPI_Comm comm);
   explicit CommPairs(MPI_Comm comm) : comm_(comm) {}
-
-  void mpi_ends() override { free_all(); }
 
   /// Collective. Errors: timeout, peer_failed
   CommPair take(double deadline_s);
   void give_back(const CommPair& pair);
-  /// Frees the pairs that nobody uses.
-  void free_all();
 
  private:
   struct Entry {

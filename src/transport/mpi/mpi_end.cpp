@@ -61,9 +61,13 @@ MpiEndListener::~MpiEndListener() {
   std::erase(listeners().alive, this);
 }
 
-bool mpi_has_ended() {
+bool mpi_is_running() {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
   const std::lock_guard lock(listeners().mutex);
-  return listeners().ended;
+  return initialized != 0 && finalized == 0 && !listeners().ended;
 }
 
 }  // namespace ferry::detail

@@ -12,13 +12,13 @@ class MpiEndListener {
   MpiEndListener(const MpiEndListener&) = delete;
   MpiEndListener& operator=(const MpiEndListener&) = delete;
 
-  virtual void mpi_ends() = 0;
+  virtual void mpi_ends() noexcept = 0;
 
  protected:
   virtual ~MpiEndListener();
 };
 
-/// True from the end of those calls on.
-bool mpi_has_ended();
+/// True between MPI_Init and the end of those calls.
+bool mpi_is_running();
 
 }  // namespace ferry::detail

@@ -18,6 +18,8 @@
 #include "ferry/error.hpp"
 #include "ferry/mpi.hpp"
 #include "transport/mpi/mpi_comm.hpp"
+#include "transport/mpi/mpi_end.hpp"
+#include "transport/mpi/mpi_transport.hpp"
 
 namespace ferry::detail {
 
@@ -115,6 +117,13 @@ std::string tidy_version(std::string text) {
 class Job final : public MpiJob {
  public:
   explicit Job(const MpiJobOptions& options) : options_(options) {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized != 0) {
+      throw Error(ErrorCode::unsupported,
+                  "MPI has ended in this process, and cannot begin again; fix: do all work of a "
+                  "process in one launch::run, or initialise MPI in the program");
+    }
     int initialized = 0;
     MPI_Initialized(&initialized);
     if (initialized == 0) {
@@ -137,7 +146,7 @@ class Job final : public MpiJob {
   }
 
   ~Job() override {
-    if (mpi_has_ended()) return;
+    if (!mpi_is_running()) return;
     // Freeing is collective, like the end of MPI: not where ranks are missing.
     if (own_comm_ != MPI_COMM_NULL && !left_) MPI_Comm_free(&own_comm_);
     if (owns_mpi_ && !left_) MPI_Finalize();
@@ -201,8 +210,7 @@ class Job final : public MpiJob {
       check_mpi(MPI_Test(&request, &here, MPI_STATUS_IGNORE), "MPI_Test");
       if (here != 0) return true;
       if (transport != nullptr) {
-        // The end of the job may come as a message; the rest is for ranks that have ended.
-        static_cast<void>(transport->probe());
+        static_cast<MpiTransport*>(transport)->poll_abort();  // made by attach
         if (!aborted && transport->aborted()) {
           aborted = true;
           end_s = std::min(end_s, base::now_s() + kAbortLimit_s);

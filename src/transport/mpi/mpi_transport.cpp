@@ -8,12 +8,15 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <exception>
+#include <memory>
 #include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/clock.hpp"
+#include "base/keep_forever.hpp"
 #include "ferry/error.hpp"
 #include "transport/fence.hpp"
 #include "transport/misuse.hpp"
@@ -44,10 +47,10 @@ bool ranks_have_cores(const Topology& topology, int node) {
 
 }  // namespace
 
-MpiTransport::MpiTransport(CommPairs& pairs, const CommPair& pair, Topology topology,
-                           NodeLinks links)
+MpiTransport::MpiTransport(std::shared_ptr<CommPairs> pairs, const CommPair& pair,
+                           Topology topology, NodeLinks links)
     : Transport(pair.rank, std::move(topology)),
-      pairs_(pairs),
+      pairs_(std::move(pairs)),
       pair_(pair),
       regions_(pair.rank, std::move(links)),
       process_(::getpid()),
@@ -67,7 +70,16 @@ MpiTransport::~MpiTransport() {
     }
   }
   attachment.reset();
-  close_mpi();
+  mpi_ends();
+}
+
+void MpiTransport::mpi_ends() noexcept {
+  try {
+    close_mpi();
+  } catch (const std::exception&) {
+    // MPI is in no state to be asked: its pair is used no more, and its memory stays.
+  }
+  open_ = false;
 }
 
 bool MpiTransport::finish_accepted(double limit_s) {
@@ -103,12 +115,30 @@ void MpiTransport::close_mpi() {
   }
   for (auto& [id, probed] : probed_) drop(probed.message, probed.bytes);
   probed_.clear();
+  // What is here and has no reader any more, such as grants of a next use.
+  while (const std::optional<Incoming> unread = probe()) {
+    const Probed left = probed_.extract(unread->id).mapped();
+    drop(left.message, left.bytes);
+  }
   // A pair with live requests is never used again, and neither is what they work on.
   const bool idle =
-      finish_sends(0) && finish_accepted(0) &&
+      finish_sends(kAbortedLimit_s) && finish_accepted(kAbortedLimit_s) && finish_dropped() &&
       std::ranges::all_of(lanes_, [](const Lane& lane) { return lane.posted.empty(); });
   open_ = false;
-  if (idle) pairs_.give_back(pair_);
+  if (idle) pairs_->give_back(pair_);
+}
+
+// Those that are not done stay for ever, with their memory.
+bool MpiTransport::finish_dropped() {
+  bool all_done = true;
+  for (Dropped& dropped : dropped_) {
+    int done = 0;
+    if (MPI_Test(&dropped.request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0) continue;
+    base::keep_forever(std::make_shared<std::vector<std::byte>>(std::move(dropped.memory)));
+    all_done = false;
+  }
+  dropped_.clear();
+  return all_done;
 }
 
 void MpiTransport::require_mpi(std::string_view call) const {
@@ -140,7 +170,7 @@ std::uint64_t MpiTransport::start_send(int target, MessageKind kind,
 }
 
 bool MpiTransport::sent(std::uint64_t ticket) {
-  require_mpi("sent");
+  if (!open_) return false;  // MPI has ended, and nobody will ever know
   const auto found = sends_.find(ticket);
   if (found == sends_.end()) refuse_ticket(rank(), ticket);
   int done = 0;
@@ -203,25 +233,36 @@ std::vector<std::span<std::byte>> MpiTransport::withdraw_receives(int source) {
   return withdrawn;
 }
 
+// Of each source the oldest: one that stands still must not hide what others say.
 std::optional<Received> MpiTransport::take_accepted() {
-  if (accepted_.empty()) return std::nullopt;
-  Accepted& first = accepted_.front();
-  int done = 0;
-  check_mpi(MPI_Test(&first.request, &done, MPI_STATUS_IGNORE), "MPI_Test of a receive");
-  if (done == 0) return std::nullopt;
-  const Accepted taken = first;
-  accepted_.pop_front();
-  return Received{.source = taken.probed.source,
-                  .kind = taken.probed.kind,
-                  .buffer = taken.buffer,
-                  .bytes = taken.probed.bytes,
-                  .truncated = taken.probed.bytes > taken.buffer.size()};
+  std::vector<int> waiting;
+  for (auto at = accepted_.begin(); at != accepted_.end(); ++at) {
+    if (std::ranges::find(waiting, at->probed.source) != waiting.end()) continue;
+    int done = 0;
+    check_mpi(MPI_Test(&at->request, &done, MPI_STATUS_IGNORE), "MPI_Test of a receive");
+    if (done == 0) {
+      waiting.push_back(at->probed.source);
+      continue;
+    }
+    const Accepted taken = *at;
+    accepted_.erase(at);
+    return Received{.source = taken.probed.source,
+                    .kind = taken.probed.kind,
+                    .buffer = taken.buffer,
+                    .bytes = taken.probed.bytes};
+  }
+  return std::nullopt;
 }
 
 std::optional<Received> MpiTransport::poll_received() {
-  if (!open_ || heads_.empty()) return open_ ? take_accepted() : std::nullopt;
+  if (!open_) return std::nullopt;
   if (auto received = take_accepted()) return received;
-  if (auto received = take_truncated()) return received;
+  if (!truncated_.empty()) {
+    const Received received = truncated_.front();
+    truncated_.pop_front();
+    return received;
+  }
+  if (heads_.empty()) return std::nullopt;
   int at = MPI_UNDEFINED;
   int done = 0;
   MPI_Status status;
@@ -229,8 +270,8 @@ std::optional<Received> MpiTransport::poll_received() {
   int error_class = MPI_SUCCESS;
   if (code != MPI_SUCCESS) MPI_Error_class(code, &error_class);
   if (error_class == MPI_ERR_TRUNCATE) {
-    if (at != MPI_UNDEFINED) heads_[static_cast<std::size_t>(at)] = MPI_REQUEST_NULL;
-    return take_truncated();
+    note_truncated(at);
+    return poll_received();
   }
   check_mpi(code, "MPI_Testany");
   if (at == MPI_UNDEFINED || done == 0) return std::nullopt;
@@ -239,24 +280,24 @@ std::optional<Received> MpiTransport::poll_received() {
   return received;
 }
 
+// Open MPI frees every request with an error at once, also those that it does not name.
+void MpiTransport::note_truncated(int named) {
+  if (named != MPI_UNDEFINED) heads_[static_cast<std::size_t>(named)] = MPI_REQUEST_NULL;
+  for (std::size_t at = 0; at < lanes_.size(); ++at) {
+    if (heads_[at] != MPI_REQUEST_NULL || lanes_[at].posted.empty()) continue;
+    Received received = take_head(at);
+    received.bytes = received.buffer.size() + 1;
+    received.truncated = true;
+    truncated_.push_back(received);
+  }
+}
+
 Received MpiTransport::take_head(std::size_t at) {
   Lane& lane = lanes_[at];
   const Posted posted = lane.posted.front();
   lane.posted.pop_front();
   heads_[at] = lane.posted.empty() ? MPI_REQUEST_NULL : lane.posted.front().request;
   return {.source = lane.source, .kind = MessageKind::payload, .buffer = posted.buffer};
-}
-
-// Open MPI frees every request with an error at once, also those that it does not name.
-std::optional<Received> MpiTransport::take_truncated() {
-  for (std::size_t at = 0; at < lanes_.size(); ++at) {
-    if (heads_[at] != MPI_REQUEST_NULL || lanes_[at].posted.empty()) continue;
-    Received received = take_head(at);
-    received.bytes = received.buffer.size() + 1;
-    received.truncated = true;
-    return received;
-  }
-  return std::nullopt;
 }
 
 std::optional<Incoming> MpiTransport::probe() {
@@ -299,13 +340,16 @@ void MpiTransport::accept(const Incoming& incoming, std::span<std::byte> buffer)
 }
 
 void MpiTransport::drop(MPI_Message message, std::uint64_t bytes) {
-  std::vector<std::byte> nowhere(bytes);
+  Dropped& dropped = dropped_.emplace_back();
+  dropped.memory.resize(bytes);
   const MpiBytes length(bytes);
-  MPI_Mrecv(nowhere.data(), length.count(), length.type(), &message, MPI_STATUS_IGNORE);
+  check_mpi(
+      MPI_Imrecv(dropped.memory.data(), length.count(), length.type(), &message, &dropped.request),
+      "MPI_Imrecv");
 }
 
-void MpiTransport::take_abort() {
-  if (topology().num_nodes() == 1) return;
+void MpiTransport::poll_abort() {
+  if (!open_ || topology().num_nodes() == 1) return;
   int found = 0;
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
@@ -343,7 +387,7 @@ WaitOutcome MpiTransport::wait_until(Waiter& waiter) {
 }
 
 void MpiTransport::rest(int round) {
-  take_abort();  // also where a rank waits for nothing that would probe
+  poll_abort();  // also where a rank waits for nothing that would probe
   if (round < spin_rounds_) {
     for (int i = 0; i < kPausesPerSpin; ++i) spin_pause();
     return;

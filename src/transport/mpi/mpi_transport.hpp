@@ -27,7 +27,8 @@ namespace ferry::detail {
 
 class MpiTransport final : public Transport, private MpiEndListener {
  public:
-  MpiTransport(CommPairs& pairs, const CommPair& pair, Topology topology, NodeLinks links);
+  MpiTransport(std::shared_ptr<CommPairs> pairs, const CommPair& pair, Topology topology,
+               NodeLinks links);
   ~MpiTransport() override;
 
   std::string_view name() const override { return "mpi"; }
@@ -44,6 +45,9 @@ class MpiTransport final : public Transport, private MpiEndListener {
   std::optional<Received> poll_received() override;
   std::optional<Incoming> probe() override;
   void accept(const Incoming& incoming, std::span<std::byte> buffer) override;
+
+  /// Looks for the end of the job that a rank of another node has told.
+  void poll_abort();
 
   WaitOutcome wait_until(Waiter& waiter) override;
   void abort(const std::string& text) override;
@@ -74,23 +78,24 @@ class MpiTransport final : public Transport, private MpiEndListener {
     std::span<std::byte> buffer;
   };
 
-  void mpi_ends() override { close_mpi(); }
+  void mpi_ends() noexcept override;
   /// Nothing calls MPI afterwards. What MPI may still write to or read from stays allocated.
   void close_mpi();
   bool finish_sends(double limit_s);
   bool finish_accepted(double limit_s);
+  bool finish_dropped();
   void require_mpi(std::string_view call) const;
   int tag_of(MessageKind kind) const { return pair_.first_tag + static_cast<int>(kind); }
   int abort_tag() const { return pair_.first_tag + CommPairs::kTags - 1; }
   std::size_t lane_of(int source);
   std::optional<Received> take_accepted();
-  std::optional<Received> take_truncated();
   Received take_head(std::size_t lane);
   void drop(MPI_Message message, std::uint64_t bytes);
-  void take_abort();
   void take_abort(MPI_Message message, std::uint64_t bytes);
+  void note_truncated(int at);
 
-  CommPairs& pairs_;
+  // Shared with the communicator that the program gave, which may be freed earlier.
+  std::shared_ptr<CommPairs> pairs_;
   CommPair pair_;
   SharedRegions regions_;
   pid_t process_;
@@ -105,6 +110,13 @@ class MpiTransport final : public Transport, private MpiEndListener {
   std::uint64_t next_id_ = 1;
   std::unordered_map<std::uint64_t, Probed> probed_;
   std::deque<Accepted> accepted_;
+  std::deque<Received> truncated_;
+  /// Messages that nobody wants; MPI may still write to their memory.
+  struct Dropped {
+    MPI_Request request = MPI_REQUEST_NULL;
+    std::vector<std::byte> memory;
+  };
+  std::deque<Dropped> dropped_;
 };
 
 }  // namespace ferry::detail

@@ -1,0 +1,117 @@
+// A program with an MPI of its own, as ferry/mpi.hpp promises it: two groups of ranks that are not
+// neighbours, each with two exchanges, between the program's own calls of MPI; a communicator that
+// is freed while its transport lives; exchanges that outlive MPI_Finalize. Run with 4 ranks.
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/ferry.hpp"
+#include "ferry/mpi.hpp"
+
+namespace {
+
+constexpr std::int64_t kHidden = 32;
+constexpr std::int64_t kTokens = 5;
+constexpr int kNumTopk = 2;
+constexpr int kExperts = 6;
+
+void require(bool condition, const std::string& what) {
+  if (condition) return;
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  std::printf("own_mpi_test: rank %d: %s\n", rank, what.c_str());
+  std::fflush(stdout);
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+/// One exchange of a group, and a layer through it: experts give back what they get.
+class Layer {
+ public:
+  explicit Layer(ferry::Transport& transport)
+      : rank_(transport.rank()),
+        exchange_(transport,
+                  ferry::Placement::contiguous(kExperts, transport.topology().num_ranks()),
+                  {.hidden = kHidden, .dtype = ferry::DType::f32}) {}
+
+  void run(float value) {
+    std::vector<std::int32_t> ids;
+    for (int i = 0; i < kTokens; ++i) {
+      ids.push_back((i + rank_) % kExperts);
+      ids.push_back((i + rank_ + 3) % kExperts);
+    }
+    const std::vector<float> weights(ids.size(), 0.5F);
+    const std::vector<float> x(kTokens * kHidden, value);
+    std::vector<float> out(x.size());
+    const ferry::Plan plan = exchange_.plan(
+        ferry::Routing::of(kTokens, kNumTopk, std::span<const std::int32_t>(ids), weights));
+    const ferry::ExpertRows rows =
+        exchange_.dispatch(plan, {x.data(), ferry::DType::f32, kTokens, kHidden});
+    exchange_.combine(plan, rows.matrix(), {out.data(), ferry::DType::f32, kTokens, kHidden});
+    for (const float sum : out) require(sum == value, "a sum is wrong");
+  }
+
+ private:
+  int rank_;
+  ferry::Exchange exchange_;
+};
+
+void require_allreduce(int rank, int size) {
+  int sum = 0;
+  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  require(sum == size * (size - 1) / 2, "the program's own MPI_Allreduce is wrong");
+}
+
+ferry::ErrorCode code_of(MPI_Comm comm, const ferry::mpi::AttachOptions& options) {
+  try {
+    ferry::mpi::attach(comm, options);
+  } catch (const ferry::Error& error) {
+    return error.code();
+  }
+  require(false, "an attach that cannot be was accepted");
+  return ferry::ErrorCode::cancelled;
+}
+
+void run(int rank, int size) {
+  using ferry::ErrorCode;
+  require(code_of(MPI_COMM_NULL, {}) == ErrorCode::invalid_argument, "MPI_COMM_NULL");
+  require(code_of(MPI_COMM_WORLD, {.topology = ferry::Topology::uniform(1, size + 1)}) ==
+              ErrorCode::invalid_argument,
+          "a topology of another size");
+
+  MPI_Comm group = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &group);
+  // Each rank its own node: everything goes through MPI.
+  static std::unique_ptr<ferry::Transport> transport =
+      ferry::mpi::attach(group, {.topology = ferry::Topology::uniform(size / 2, 1)});
+  MPI_Comm_free(&group);
+  static Layer first(*transport);
+  static Layer second(*transport);
+  for (int i = 0; i < 10; ++i) {
+    first.run(static_cast<float>(rank + i));
+    require_allreduce(rank, size);
+    second.run(static_cast<float>(2 * rank + i));
+  }
+  // Another transport of the world beside it, found machines: one node.
+  const auto world = ferry::mpi::attach(MPI_COMM_WORLD);
+  require(world->topology().num_nodes() == 1, "one machine is more than one node");
+  Layer(*world).run(7);
+  first.run(3);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int rank = 0;
+  int size = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  run(rank, size);
+  MPI_Finalize();
+  if (rank == 0) std::printf("own_mpi_test: all sums are right\n");
+  return 0;  // the static transport and its exchanges go now
+}
