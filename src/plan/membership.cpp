@@ -32,18 +32,13 @@ class Splitter {
   template <typename Index>
   void split(std::span<const Index> idx) {
     make_room(idx);
-    const auto num_topk = as_size(routing_.num_topk);
-    const auto num_tokens = static_cast<std::uint32_t>(routing_.num_tokens);
-    const bool weighted = !routing_.topk_weights.empty();
-    const float same_weight = 1.0F / static_cast<float>(routing_.num_topk);
-    std::size_t at = 0;
-    for (std::uint32_t token = 0; token < num_tokens; ++token) {
-      for (std::size_t slot = 0; slot < num_topk; ++slot, ++at) {
-        if (idx[at] < 0) continue;
-        const float weight = weighted ? routing_.topk_weights[at] : same_weight;
-        add({token, static_cast<std::uint8_t>(slot), weight},
-            experts_[static_cast<std::size_t>(idx[at])]);
-      }
+    if (sides_.size() == 1) {
+      Side side = sides_.front();  // its counts stay in registers
+      visit(idx, [&](const Named& named, Expert& expert) { add(named, expert, side); });
+      sides_.front() = side;
+    } else {
+      visit(idx,
+            [&](const Named& named, Expert& expert) { add(named, expert, sides_[expert.node]); });
     }
     for (std::size_t node = 0; node < sides_.size(); ++node) end(sides_[node], out_[node]);
   }
@@ -99,8 +94,24 @@ class Splitter {
     }
   }
 
-  void add(const Named& named, Expert& expert) {
-    Side& side = sides_[expert.node];
+  template <typename Index, typename Visitor>
+  void visit(std::span<const Index> idx, const Visitor& visitor) {
+    const auto num_topk = as_size(routing_.num_topk);
+    const auto num_tokens = static_cast<std::uint32_t>(routing_.num_tokens);
+    const bool weighted = !routing_.topk_weights.empty();
+    const float same_weight = 1.0F / static_cast<float>(routing_.num_topk);
+    std::size_t at = 0;
+    for (std::uint32_t token = 0; token < num_tokens; ++token) {
+      for (std::size_t slot = 0; slot < num_topk; ++slot, ++at) {
+        if (idx[at] < 0) continue;
+        const float weight = weighted ? routing_.topk_weights[at] : same_weight;
+        visitor({token, static_cast<std::uint8_t>(slot), weight},
+                experts_[static_cast<std::size_t>(idx[at])]);
+      }
+    }
+  }
+
+  void add(const Named& named, Expert& expert, Side& side) const {
     if (expert.stamp == named.token + 1) {
       side.weights[expert.entry] += named.weight;
       return;

@@ -122,6 +122,7 @@ void ExpertRowsBaseline::dispatch(ConstMatrix x) {
   for (int rank = 0; rank < num_ranks_; ++rank) {
     for (std::size_t local = 0; local < local_experts_.size(); ++local) {
       const std::int64_t count = arriving(rank, local);
+      if (count == 0) continue;
       std::memcpy(expert_row(to[local]), received_row(from),
                   static_cast<std::size_t>(count * row_bytes_));
       to[local] += count;
@@ -136,6 +137,7 @@ void ExpertRowsBaseline::combine(Matrix out) {
   for (int rank = 0; rank < num_ranks_; ++rank) {
     for (std::size_t local = 0; local < local_experts_.size(); ++local) {
       const std::int64_t count = arriving(rank, local);
+      if (count == 0) continue;
       std::memcpy(received_row(to), output_row(from[local]),
                   static_cast<std::size_t>(count * row_bytes_));
       from[local] += count;

@@ -15,6 +15,11 @@ namespace {
 
 constexpr unsigned char kPoison = 0xFF;  // a NaN in every dtype
 
+void poison(Matrix matrix) {
+  if (matrix.rows == 0) return;
+  std::memset(matrix.data, kPoison, static_cast<std::size_t>(matrix.rows * matrix.stride_bytes()));
+}
+
 }  // namespace
 
 std::string name_of_repeat(int repeat) {
@@ -48,21 +53,31 @@ void BaselineBench::run_once(int repeat, std::uint64_t seed) {
   const Matrix out = setting_.tokens.out;
   const support::Model model = support::hashed_model(seed, workload.shape.dtype);
   support::fill_rows(seed, rank, setting_.tokens.x);
-  if (out.rows > 0) {
-    std::memset(out.data, kPoison, static_cast<std::size_t>(out.rows * out.stride_bytes()));
-  }
+  poison(out);
   baseline_->poison(kPoison);
 
+  // As in RankBench each timed call follows the same one untimed.
   BaselineTimes times;
+  baseline_->exchange_counts();
   setting_.stage.line_up();
   times.counts.start_s = now_s();
   baseline_->exchange_counts();
   times.counts.end_s = now_s();
 
+  baseline_->dispatch(out);
   setting_.stage.line_up();
   times.dispatch.start_s = now_s();
   baseline_->dispatch(setting_.tokens.x);
   times.dispatch.end_s = now_s();
+  setting_.stage.drain();
+  run_experts();
+
+  baseline_->combine(out);
+  poison(out);
+  setting_.stage.line_up();
+  times.combine.start_s = now_s();
+  baseline_->combine(out);
+  times.combine.end_s = now_s();
   setting_.stage.drain();
   const Matrix rows = baseline_->rows();
   if (setting_.options.fault == Fault::baseline && repeat == 0 && rows.rows > 0) {
@@ -71,13 +86,6 @@ void BaselineBench::run_once(int repeat, std::uint64_t seed) {
   const support::Reference row_oracle(oracle_of_rows(workload), model,
                                       support::views(workload.routing));
   if (const auto fault = support::check_rows(row_oracle, rank, rows)) fail(repeat, *fault);
-  run_experts();
-
-  setting_.stage.line_up();
-  times.combine.start_s = now_s();
-  baseline_->combine(out);
-  times.combine.end_s = now_s();
-  setting_.stage.drain();
   const support::Reference sum_oracle(oracle_of_sums(which_, workload), model,
                                       support::views(workload.routing));
   if (const auto fault = support::check_out(sum_oracle, rank, out)) fail(repeat, *fault);

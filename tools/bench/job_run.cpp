@@ -67,6 +67,7 @@ class JobRun {
     tools::check_memory(
         needed_bytes(*workload_, counts_, neighbours.ranks_here, options_.baseline),
         "fewer --tokens, a smaller --hidden or --topk, or fewer ranks on this machine");
+    barrier(transport_);  // nobody takes memory that another rank would miss when it checks
     context_.emplace(RunContext{options_,
                                 *workload_,
                                 counts_,

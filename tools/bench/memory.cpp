@@ -80,22 +80,18 @@ void CacheCooler::cool() {
   }
 }
 
-MemcpyReference::MemcpyReference(const Shape& shape) : shape_(shape) {
-  const auto cold_rows =
-      static_cast<std::int64_t>((shape.cold_bytes + shape.row_bytes - 1) / shape.row_bytes);
-  pool_rows_ = std::max(shape.num_rows, cold_rows);
-  source_ = HugeBuffer(static_cast<std::uint64_t>(pool_rows_) * shape.row_bytes);
-  target_ = HugeBuffer(static_cast<std::uint64_t>(pool_rows_) * shape.row_bytes);
+MemcpyReference::MemcpyReference(const Shape& shape)
+    : shape_(shape),
+      source_(static_cast<std::uint64_t>(shape.num_rows) * shape.row_bytes),
+      target_(source_.bytes()) {
   // The first touch of a page is no part of a copy. Not zero, or all pages may be one page.
   std::memset(source_.data(), 1, source_.bytes());
   std::memset(target_.data(), 2, target_.bytes());
 }
 
 void MemcpyReference::copy() {
-  for (std::int64_t i = 0; i < shape_.num_rows; ++i) {
-    const std::uint64_t at = static_cast<std::uint64_t>(next_row_) * shape_.row_bytes;
+  for (std::uint64_t at = 0; at < source_.bytes(); at += shape_.row_bytes) {
     std::memcpy(target_.data() + at, source_.data() + at, shape_.row_bytes);
-    if (++next_row_ == pool_rows_) next_row_ = 0;
   }
 }
 

@@ -43,22 +43,18 @@ class CacheCooler {
   HugeBuffer buffer_;
 };
 
-/// The memcpy reference of one rank: as many distinct rows as it receives in dispatch, row by row,
-/// from and to buffers that rotate, so that neither side is in a cache.
+/// The memcpy reference of one rank: as many distinct rows as it receives in dispatch, row by row.
 class MemcpyReference {
  public:
   struct Shape {
     std::int64_t num_rows = 0;
     std::uint64_t row_bytes = 0;
-    std::uint64_t cold_bytes = 0;  ///< least size of each buffer
   };
   explicit MemcpyReference(const Shape& shape);
   void copy();
 
  private:
   Shape shape_;
-  std::int64_t pool_rows_;
-  std::int64_t next_row_ = 0;
   HugeBuffer source_;
   HugeBuffer target_;
 };

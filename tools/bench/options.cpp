@@ -1,6 +1,7 @@
 // Every refusal says which flag, which value, what is allowed and what to do.
 #include "bench/options.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -95,8 +96,12 @@ void fit_shape(const launch::Launcher& launcher, BenchOptions& options) {
                     "--ranks-per-node",
                     launcher.name));
   }
-  if (!options.ranks_per_node_given) options.ranks_per_node = size / options.num_nodes;
-  if (!options.num_nodes_given) options.num_nodes = size / options.ranks_per_node;
+  if (!options.ranks_per_node_given) {
+    options.ranks_per_node = std::max(1, size / options.num_nodes);
+  }
+  if (!options.num_nodes_given) {
+    options.num_nodes = std::max(1, size / options.ranks_per_node);
+  }
   if (options.num_ranks() == size) return;
   throw tools::UsageError(fmt::format(
       "--nodes {} --ranks-per-node {}: {} ranks, but {} started {}; fix: make their "

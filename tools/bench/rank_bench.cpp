@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <optional>
@@ -71,9 +72,8 @@ RankBench::RankBench(RunContext& context, Transport& transport)
       x_(matrix_in(x_memory_, context.workload, routing_.num_tokens)),
       out_(matrix_in(out_memory_, context.workload, routing_.num_tokens)),
       stage_(transport, *context.line, cold_bytes_per_rank(context.ranks_of_machine)),
-      reference_copy_({context.counts.received[static_cast<std::size_t>(rank_)],
-                       context.workload.row_bytes(),
-                       cold_bytes_per_rank(context.ranks_of_machine)}),
+      reference_copy_(
+          {context.counts.received[static_cast<std::size_t>(rank_)], context.workload.row_bytes()}),
       oracle_(make_oracle(context, 0, -1)) {
   for (const Strategy strategy : context.options.strategies) {
     exchanges_.emplace_back(transport, context.workload.placement, context.workload.shape,
@@ -145,75 +145,96 @@ void RankBench::run_once(std::size_t strategy, int repeat) {
   poison_free_slots(transport_, kPoison);
 
   RepeatTimes times;
+  reference_copy_.copy();  // untimed, as all that follows
   stage_.line_up();
   times.memcpy.start_s = now_s();
   reference_copy_.copy();
   times.memcpy.end_s = now_s();
 
   counted_ = {};
-  const std::uint64_t control_before = transport_.counters().control_bytes;
-  const std::uint64_t barriers_before = stage_.num_barriers();
-  const std::uint64_t rounds_before = exchanges_[strategy].metadata_rounds();
   const Plan plan = run_plan(strategy, times);
-  const OutputRows y = run_dispatch(strategy, plan, times);
-  run_combine(strategy, y, times);
-  const std::uint64_t control = transport_.counters().control_bytes - control_before;
-  const std::uint64_t of_barriers =
-      (stage_.num_barriers() - barriers_before) * control_bytes_per_barrier_;
-  counted_.control = control > of_barriers ? control - of_barriers : 0;
-  check_bytes(strategy, plan.summary());
+  const ExpertRows rows = run_dispatch(strategy, plan, times);
+  run_combine(strategy, rows, times);
+  check(strategy, plan, rows);
 
   RankRecord& record = context_.ranks[static_cast<std::size_t>(rank_)].strategies[strategy];
   record.summary = plan.summary();
   record.counted = counted_;
-  record.memory = {pool_bytes(transport_), staging_bytes(transport_), plan_heap_bytes_};
-  record.metadata_rounds = exchanges_[strategy].metadata_rounds() - rounds_before;
+  // The largest: a plan takes the place of the one before it, which goes while it is made.
+  record.memory = {pool_bytes(transport_), staging_bytes(transport_),
+                   std::max(record.memory.plan, plan_heap_bytes_)};
+  record.metadata_rounds = metadata_rounds_;
   if (repeat >= 0) record.repeats.push_back(times);
 }
 
 Plan RankBench::run_plan(std::size_t strategy, RepeatTimes& times) {
+  Exchange& exchange = exchanges_[strategy];
   const std::uint64_t heap_before = heap_bytes();
+  stage_.drain();
+  {
+    const Plan untimed = exchange.plan(routing_);
+    stage_.wait_for_all();
+    const std::uint64_t heap_after = heap_bytes();
+    plan_heap_bytes_ = heap_after > heap_before ? heap_after - heap_before : 0;
+  }
   stage_.line_up();
-  const std::uint64_t before = transport_.counters().metadata_bytes;
+  const TrafficCounters before = transport_.counters();
+  const std::uint64_t rounds_before = exchange.metadata_rounds();
   times.plan.start_s = now_s();
-  Plan plan = exchanges_[strategy].plan(routing_);
+  Plan plan = exchange.plan(routing_);
   times.plan.end_s = now_s();
   // Read before the ranks meet, which may take messages too.
-  counted_.metadata = transport_.counters().metadata_bytes - before;
-  stage_.wait_for_all();
-  const std::uint64_t heap_after = heap_bytes();
-  plan_heap_bytes_ = heap_after > heap_before ? heap_after - heap_before : 0;
-  if (const auto fault = support::check_plan(oracle_, rank_, plan)) fail(strategy, *fault);
+  counted_.metadata = transport_.counters().metadata_bytes - before.metadata_bytes;
+  metadata_rounds_ = exchange.metadata_rounds() - rounds_before;
+  count_control(before);
   return plan;
 }
 
-OutputRows RankBench::run_dispatch(std::size_t strategy, const Plan& plan, RepeatTimes& times) {
+ExpertRows RankBench::run_dispatch(std::size_t strategy, const Plan& plan, RepeatTimes& times) {
+  Exchange& exchange = exchanges_[strategy];
+  exchange.dispatch(plan, out_);  // untimed, and of poison
   stage_.line_up();
-  const std::uint64_t before = transport_.counters().payload_bytes;
+  const TrafficCounters before = transport_.counters();
   times.dispatch.start_s = now_s();
-  const ExpertRows rows = exchanges_[strategy].dispatch(plan, x_);
+  ExpertRows rows = exchange.dispatch(plan, x_);
   times.dispatch.end_s = now_s();
-  stage_.drain();
-  counted_.dispatch = transport_.counters().payload_bytes - before;
-  if (context_.options.fault == Fault::row && repeat_ == 0) flip_first_bit(rows.matrix());
-  if (const auto fault = support::check_rows(oracle_, rank_, rows.matrix())) {
-    fail(strategy, *fault);
-  }
-  OutputRows y = exchanges_[strategy].output(plan);
-  support::run_experts(plan, rows.matrix(), y.matrix(), context_.options.weights);
-  return y;
+  count_control(before);
+  counted_.dispatch = transport_.counters().payload_bytes - before.payload_bytes;
+  return rows;
 }
 
-void RankBench::run_combine(std::size_t strategy, const OutputRows& y, RepeatTimes& times) {
+void RankBench::run_combine(std::size_t strategy, const ExpertRows& rows, RepeatTimes& times) {
+  Exchange& exchange = exchanges_[strategy];
+  const OutputRows y = exchange.output(rows.plan());
+  support::run_experts(y.plan(), rows.matrix(), y.matrix(), context_.options.weights);
+  exchange.combine(y.plan(), y.matrix(), out_);  // untimed
+  std::memset(out_memory_.data(), kPoison, out_memory_.bytes());
   stage_.line_up();
-  const std::uint64_t before = transport_.counters().payload_bytes;
+  const TrafficCounters before = transport_.counters();
   times.combine.start_s = now_s();
-  exchanges_[strategy].combine(y.plan(), y.matrix(), out_);
+  exchange.combine(y.plan(), y.matrix(), out_);
   times.combine.end_s = now_s();
+  count_control(before);
+  counted_.combine = transport_.counters().payload_bytes - before.payload_bytes;
+}
+
+void RankBench::count_control(const TrafficCounters& before) {
   stage_.drain();
-  counted_.combine = transport_.counters().payload_bytes - before;
-  if (context_.options.fault == Fault::out && repeat_ == 0) flip_first_bit(out_);
-  if (const auto fault = support::check_out(oracle_, rank_, out_)) fail(strategy, *fault);
+  const std::uint64_t control = transport_.counters().control_bytes - before.control_bytes;
+  counted_.control +=
+      control > control_bytes_per_barrier_ ? control - control_bytes_per_barrier_ : 0;
+}
+
+void RankBench::check(std::size_t strategy, const Plan& plan, const ExpertRows& rows) {
+  const bool faulty = repeat_ == 0;
+  if (faulty && context_.options.fault == Fault::row) flip_first_bit(rows.matrix());
+  if (faulty && context_.options.fault == Fault::out) flip_first_bit(out_);
+  for (const auto& fault : {support::check_plan(oracle_, rank_, plan),
+                            support::check_rows(oracle_, rank_, rows.matrix()),
+                            support::check_out(oracle_, rank_, out_)}) {
+    if (fault) fail(strategy, *fault);
+  }
+  check_bytes(strategy, plan.summary());
 }
 
 void RankBench::check_bytes(std::size_t strategy, const PlanSummary& summary) {

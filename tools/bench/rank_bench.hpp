@@ -43,15 +43,20 @@ inline DType wire_combine(const BenchOptions& options) {
 class RankBench {
  public:
   RankBench(RunContext& context, Transport& transport);
-  /// Runs the warm-up and all repeats.
+  /// Runs the repeat that does not count and all others.
   /// Errors: VerificationError, StartLineBroken, whatever the library throws
   void run();
 
  private:
   void run_once(std::size_t strategy, int repeat);
+  // Checks take seconds, after which nothing of what is timed is where an address translation finds
+  // it soon. A training step comes back earlier, so each timed call follows the same one untimed.
   Plan run_plan(std::size_t strategy, RepeatTimes& times);
-  OutputRows run_dispatch(std::size_t strategy, const Plan& plan, RepeatTimes& times);
-  void run_combine(std::size_t strategy, const OutputRows& y, RepeatTimes& times);
+  ExpertRows run_dispatch(std::size_t strategy, const Plan& plan, RepeatTimes& times);
+  void run_combine(std::size_t strategy, const ExpertRows& rows, RepeatTimes& times);
+  /// What was sent besides rows and plans since `before`, with a barrier that is left out.
+  void count_control(const TrafficCounters& before);
+  void check(std::size_t strategy, const Plan& plan, const ExpertRows& rows);
   void run_baselines(int repeat);
   /// Bytes on the heap of this process, where this rank is the one that counts them; else 0.
   std::uint64_t heap_bytes() const;
@@ -76,6 +81,7 @@ class RankBench {
   int repeat_ = -1;
   support::Reference oracle_;
   CountedBytes counted_;
+  std::uint64_t metadata_rounds_ = 0;
   std::uint64_t plan_heap_bytes_ = 0;
   std::uint64_t control_bytes_per_barrier_ = 0;
 };

@@ -21,20 +21,14 @@ class Stage {
     line_.arrive_and_wait();
   }
   /// No rank needs anything from another any more.
-  void drain() {
-    barrier(transport_);
-    ++num_barriers_;
-  }
+  void drain() { barrier(transport_); }
   /// Every rank has come here: a check must not take the core of one that is still timed.
   void wait_for_all() { line_.arrive_and_wait(); }
-
-  std::uint64_t num_barriers() const { return num_barriers_; }
 
  private:
   Transport& transport_;
   StartLine& line_;
   CacheCooler cooler_;
-  std::uint64_t num_barriers_ = 0;
 };
 
 }  // namespace ferry::bench

@@ -187,7 +187,7 @@ std::uint64_t needed_bytes(const Workload& workload, const RowCounts& counts,
     const std::uint64_t rows =
         static_cast<std::uint64_t>(counts.received[at]) * workload.row_bytes();
     // x and out; the window's rows and outputs; both sides of the memcpy; the cooler.
-    bytes += 2 * tokens * workload.row_bytes() + 2 * rows + 2 * std::max(rows, cold) + cold;
+    bytes += 2 * tokens * workload.row_bytes() + 4 * rows + cold;
     if (!with_baseline) continue;
     // Of per-expert and of per-rank rows: expert rows, y, what is received and what is sent.
     const std::uint64_t sent =
