@@ -51,8 +51,8 @@ TEST(Limits, PoolGrowsUpToItsLimitAndNamesTheHolders) {
   threads::run({}, [](Transport& transport) {
     OneRank rank(transport);
     const Plan plan = rank.plan();
-    set_limits(transport, {.pool_limit_bytes = pool_bytes(transport) +
-                                               2 * plan.summary().window_bytes});
+    set_limits(transport,
+               {.pool_limit_bytes = pool_bytes(transport) + 2 * plan.summary().window_bytes});
     std::vector<OutputRows> held;
     held.push_back(rank.exchange().output(plan));
     held.push_back(rank.exchange().output(plan));
@@ -66,6 +66,25 @@ TEST(Limits, PoolGrowsUpToItsLimitAndNamesTheHolders) {
   });
 }
 
+TEST(Limits, FreeSlotsMakeRoomBeforeThePoolRefuses) {
+  threads::run({}, [](Transport& transport) {
+    OneRank rank(transport);
+    const std::vector<std::int32_t> ids(4 * kTokens, 0);
+    std::vector<float> x(ids.size() * kHidden, 2.5F);
+    const auto num_tokens = static_cast<std::int64_t>(ids.size());
+    const Plan small = rank.plan();
+    const Plan large =
+        rank.exchange().plan(Routing::of(num_tokens, 1, std::span<const std::int32_t>(ids)));
+    rank.exchange().dispatch(small, rank.x());
+    // Room for the large window, but not beside the small one, which nobody holds.
+    const std::uint64_t limit = pool_bytes(transport) + large.summary().window_bytes - 1;
+    set_limits(transport, {.pool_limit_bytes = limit});
+    EXPECT_NO_THROW(
+        rank.exchange().dispatch(large, {x.data(), DType::f32, num_tokens, kHidden, 0}));
+    EXPECT_LE(pool_bytes(transport), limit);
+  });
+}
+
 TEST(Limits, WindowBytesAreExactAndSlotsAreUsedAgain) {
   threads::run({}, [](Transport& transport) {
     OneRank rank(transport);
@@ -74,6 +93,7 @@ TEST(Limits, WindowBytesAreExactAndSlotsAreUsedAgain) {
     rank.exchange().dispatch(plan, rank.x());
     const std::uint64_t reserved = pool_bytes(transport);
     for (int i = 0; i < 100; ++i) rank.exchange().dispatch(plan, rank.x());
+    for (int i = 0; i < 100; ++i) rank.plan();
     EXPECT_EQ(pool_bytes(transport), reserved);
   });
 }
@@ -88,6 +108,26 @@ TEST(Limits, RowsThatSomebodyHoldsAreNotWrittenAgain) {
     const ExpertRows second = rank.exchange().dispatch(plan, x);
     EXPECT_EQ(*reinterpret_cast<const float*>(first.matrix().row(0)), 1.5F);
     EXPECT_EQ(*reinterpret_cast<const float*>(second.matrix().row(0)), 7.0F);
+  });
+}
+
+TEST(Limits, OutputsMayBePackedInTheirWindow) {
+  // The window's rows are 64 bytes apart; a caller may use its memory for rows that are not.
+  constexpr int kShort = 5;
+  threads::run({}, [](Transport& transport) {
+    Exchange exchange(transport, Placement::contiguous(1, 1),
+                      {.hidden = kShort, .dtype = DType::f32});
+    const std::vector<std::int32_t> ids(kTokens, 0);
+    const std::vector<float> weights(kTokens, 1.0F);
+    const Plan plan = exchange.plan(
+        Routing::of(kTokens, 1, std::span<const std::int32_t>(ids), std::span(weights)));
+    const OutputRows output = exchange.output(plan);
+    auto* const packed = static_cast<float*>(output.matrix().data);
+    for (int i = 0; i < kTokens * kShort; ++i) packed[i] = static_cast<float>(i);
+    std::vector<float> out(kTokens * kShort);
+    exchange.combine(plan, {packed, DType::f32, kTokens, kShort, 0},
+                     {out.data(), DType::f32, kTokens, kShort, 0});
+    for (int i = 0; i < kTokens * kShort; ++i) ASSERT_EQ(out[i], static_cast<float>(i)) << i;
   });
 }
 
@@ -115,15 +155,32 @@ TEST(Limits, OptionsOutOfRangeAreRefusedWithTheAllowedRange) {
   threads::run({}, [](Transport& transport) {
     const auto make = [&](RowShape shape, ExchangeOptions options) {
       std::string text;
-      EXPECT_EQ(code_of([&] { Exchange(transport, Placement::contiguous(1, 1), shape, options); },
-                        &text),
-                ErrorCode::invalid_argument);
+      EXPECT_EQ(
+          code_of([&] { Exchange(transport, Placement::contiguous(1, 1), shape, options); }, &text),
+          ErrorCode::invalid_argument);
       EXPECT_NE(text.find("allowed"), std::string::npos) << text;
     };
     make({.hidden = 0}, {});
     make({.hidden = 8}, {.fragment_bytes = -1});
     make({.hidden = 8}, {.range_tokens = -1});
     make({.hidden = 8}, {.ranges_in_flight = 0});
+  });
+}
+
+TEST(Limits, MetadataBeyondItsLimitIsRefusedOnEveryRank) {
+  threads::run({.nodes = 2, .ranks_per_node = 1}, [](Transport& transport) {
+    // The other rank has no tokens: what it sends is small.
+    const std::int64_t num_tokens = transport.rank() == 0 ? 1000 : 0;
+    if (transport.rank() == 0) set_limits(transport, {.metadata_limit_bytes = 1000});
+    Exchange exchange(transport, Placement::contiguous(2, 2), {.hidden = 8});
+    const std::vector<std::int32_t> ids(1000, 1);
+    std::string text;
+    EXPECT_EQ(
+        code_of(
+            [&] { exchange.plan(Routing::of(num_tokens, 1, std::span<const std::int32_t>(ids))); },
+            &text),
+        ErrorCode::limit_exceeded);
+    EXPECT_NE(text.find("metadata of rank 0 for node 1"), std::string::npos) << text;
   });
 }
 
