@@ -194,8 +194,9 @@ void Engine::refuse(Operation& operation, const Error& error) {
   const std::string text = std::string(error.what()).substr(0, wire::kPoisonTextBytes);
   const Poison poison{operation.call(), Error(error.code(), text)};
   broadcast(operation.exchange(), poison);
-  operation.fail(poison.error);
+  // While it still runs: a dispatch that began beside its plan takes it along.
   apply(operation.exchange(), poison);
+  operation.fail(poison.error);
 }
 
 void Engine::adopt_plan(ExchangeState& exchange, const std::shared_ptr<PlanState>& plan) {

@@ -71,13 +71,6 @@ ExchangeOptions gathers() {
   return options;
 }
 
-void expect_error(const std::optional<Error>& error, ErrorCode code, const std::string& words) {
-  ASSERT_TRUE(error.has_value()) << "no error with: " << words;
-  EXPECT_EQ(error->code(), code) << error->what();
-  EXPECT_NE(std::string(error->what()).find(words), std::string::npos)
-      << "no '" << words << "' in: " << error->what();
-}
-
 struct BadFragment {
   std::string words;  ///< of the error
   std::function<void(wire::FragmentHeader&)> spoil;

@@ -112,4 +112,11 @@ std::size_t SteppedRanks::num_posted(int rank, int source) {
   return posted.size();
 }
 
+void expect_error(const std::optional<Error>& error, ErrorCode code, const std::string& words) {
+  ASSERT_TRUE(error.has_value()) << "no error with: " << words;
+  EXPECT_EQ(error->code(), code) << error->what();
+  EXPECT_NE(std::string(error->what()).find(words), std::string::npos)
+      << "no '" << words << "' in: " << error->what();
+}
+
 }  // namespace ferry::testing

@@ -89,4 +89,7 @@ std::optional<Error> error_of(Pending<Result>& pending) {
   return std::nullopt;
 }
 
+/// Fails the test unless there is an error with this code, and these words in its text.
+void expect_error(const std::optional<Error>& error, ErrorCode code, const std::string& words);
+
 }  // namespace ferry::testing
