@@ -1,6 +1,8 @@
 // Rows in windows: nobody reads them before all of them are there, however many steps that takes,
 // and two uses of one plan keep theirs apart.
 
+#include <algorithm>
+#include <span>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -67,6 +69,52 @@ TEST(Windows, UsesOfOnePlanAtOnceKeepTheirRowsApart) {
   }));
   expect_rows(first.wait().matrix(), 1.0F);
   expect_rows(second.wait().matrix(), 2.0F);
+}
+
+TEST(Windows, OneIsShownByOneCallAtATime) {
+  // Rank 0 combines the same outputs on two plans. Rank 1 reads one row for the second, many for
+  // the first: where it is done with the second, the first must not count as read.
+  SteppedRanks ranks(Topology::uniform(1, 2));
+  const std::vector<std::int32_t> ids(kTokens, 0);
+  const auto plan_with = [&](std::int64_t tokens) {
+    std::vector<Pending<Plan>> pending;
+    for (const int rank : ranks.all()) {
+      pending.push_back(
+          ranks.exchange(rank).start_plan(Routing::of(rank == 0 ? 0 : tokens, 1, std::span(ids))));
+    }
+    EXPECT_TRUE(ranks.work_until_done(pending));
+    std::vector<Plan> plans;
+    for (Pending<Plan>& one : pending) plans.push_back(one.wait());
+    return plans;
+  };
+  const std::vector<Plan> many = plan_with(kTokens);
+  const std::vector<Plan> one = plan_with(1);
+  const OutputRows output = ranks.exchange(0).output(many[0]);
+  const Matrix y = output.matrix();
+  std::fill_n(static_cast<float*>(y.data), kTokens * kHidden, 3.0F);
+  std::vector<float> out_of_one(kHidden);
+  const ConstMatrix no_rows{nullptr, DType::f32, 0, kHidden, 0};
+  const Matrix no_out{nullptr, DType::f32, 0, kHidden, 0};
+  const ConstMatrix first_row{y.data, DType::f32, 1, kHidden, y.row_stride_bytes};
+  auto first = ranks.exchange(0).start_combine(many[0], y, no_out);
+  auto second = ranks.exchange(0).start_combine(one[0], first_row, no_out);
+  auto reading = ranks.exchange(1).start_combine(many[1], no_rows, ranks.out(1));
+  auto reading_too = ranks.exchange(1).start_combine(
+      one[1], no_rows, {out_of_one.data(), DType::f32, 1, kHidden, 0});
+  ASSERT_TRUE(ranks.work_until(ranks.all(), [&] { return first.done(); }));
+  std::fill_n(static_cast<float*>(y.data), kTokens * kHidden, 7.0F);  // the caller's again
+  ASSERT_TRUE(ranks.work_until(
+      ranks.all(), [&] { return second.done() && reading.done() && reading_too.done(); }));
+  expect_rows(ranks.out(1), 3.0F);
+}
+
+TEST(Windows, CountsNeverLieWhereRowsHaveBeen) {
+  // Memory of rows is closed to all but kernels where a test asks for it.
+  SteppedRanks ranks(Topology::uniform(1, 2));
+  const std::vector<Plan> plans = ranks.plan_all();
+  const std::uint64_t counts = pool_bytes(ranks.transport(0));
+  const OutputRows output = ranks.exchange(0).output(plans[0]);
+  EXPECT_GT(pool_bytes(ranks.transport(0)), counts);
 }
 
 }  // namespace
