@@ -167,6 +167,16 @@ TEST(Headers, DifferenceNamesOptionValuesAndRanks) {
   EXPECT_EQ(difference([](O& o) { o.num_topk = 2; }), "num_topk is 8 on rank 0 and 2 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.strategy = Strategy::flat; }),
             "strategy is node_dedup on rank 0 and flat on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.layout = Layout::expert_major; }),
+            "layout is token_major on rank 0 and expert_major on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.weights = WeightMode::at_combine; }),
+            "weights is none on rank 0 and at_combine on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.row_alignment = 8; }),
+            "row_alignment is 513 on rank 0 and 8 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.extra_bytes = 4; }),
+            "extra_bytes is 12 on rank 0 and 4 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.row_sources = false; }),
+            "row_sources is true on rank 0 and false on rank 3");
   EXPECT_EQ(difference([](O& o) { o.wire_dispatch = DType::bf16; }),
             "wire_dispatch is f16 on rank 0 and bf16 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.wire_combine = DType::bf16; }),
