@@ -33,6 +33,8 @@ constexpr int kPausesPerSpin = 16;
 constexpr int kYieldRounds = 400;
 constexpr int kFirstSleep_us = 20;
 constexpr int kLongestSleep_us = 200;
+// probe() finds the end of the job too; this is for waits that probe for nothing.
+constexpr int kRoundsPerAbortPoll = 32;
 
 // How long the end of a transport waits for messages that are on their way.
 constexpr double kFinishLimit_s = 5;
@@ -64,7 +66,7 @@ MpiTransport::~MpiTransport() {
   }
   if (open_) {
     const double limit_s = aborted() ? kAbortedLimit_s : kFinishLimit_s;
-    finish_sends(limit_s);  // the exchange keeps what is still being sent
+    sends_.finish(limit_s);  // the exchange keeps what is still being sent
     if (!finish_accepted(limit_s)) {
       static_cast<void>(attachment.release());  // MPI may still write into memory that it gave
     }
@@ -95,19 +97,6 @@ bool MpiTransport::finish_accepted(double limit_s) {
   return true;
 }
 
-bool MpiTransport::finish_sends(double limit_s) {
-  const double began = base::now_s();
-  const auto is_done = [](auto& send) {
-    int done = 0;  // a request that was done before is null, and done
-    return MPI_Test(&send.second, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done != 0;
-  };
-  while (!std::ranges::all_of(sends_, is_done)) {
-    if (base::now_s() - began > limit_s) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 void MpiTransport::close_mpi() {
   if (!open_ || ::getpid() != process_) return;
   for (Lane& lane : lanes_) {
@@ -122,7 +111,7 @@ void MpiTransport::close_mpi() {
   }
   // A pair with live requests is never used again, and neither is what they work on.
   const bool idle =
-      finish_sends(kAbortedLimit_s) && finish_accepted(kAbortedLimit_s) && finish_dropped() &&
+      sends_.finish(kAbortedLimit_s) && finish_accepted(kAbortedLimit_s) && finish_dropped() &&
       std::ranges::all_of(lanes_, [](const Lane& lane) { return lane.posted.empty(); });
   open_ = false;
   if (idle) pairs_->give_back(pair_);
@@ -165,19 +154,15 @@ std::uint64_t MpiTransport::start_send(int target, MessageKind kind,
       MPI_Isend(bytes.data(), length.count(), length.type(), target, tag_of(kind), comm, &request),
       "MPI_Isend");
   const std::uint64_t ticket = next_ticket_++;
-  sends_.emplace(ticket, request);
+  sends_.add(ticket, request);
   return ticket;
 }
 
 bool MpiTransport::sent(std::uint64_t ticket) {
   if (!open_) return false;  // MPI has ended, and nobody will ever know
-  const auto found = sends_.find(ticket);
-  if (found == sends_.end()) refuse_ticket(rank(), ticket);
-  int done = 0;
-  check_mpi(MPI_Test(&found->second, &done, MPI_STATUS_IGNORE), "MPI_Test of a send");
-  if (done == 0) return false;
-  sends_.erase(found);
-  return true;
+  const std::optional<bool> done = sends_.is_done(ticket);
+  if (!done) refuse_ticket(rank(), ticket);
+  return *done;
 }
 
 std::size_t MpiTransport::lane_of(int source) {
@@ -376,7 +361,7 @@ void MpiTransport::abort(const std::string& text) {
     MPI_Request request = MPI_REQUEST_NULL;
     if (MPI_Isend(kept->data(), static_cast<int>(kept->size()), MPI_BYTE, target, abort_tag(),
                   pair_.others, &request) == MPI_SUCCESS) {
-      sends_.emplace(next_ticket_++, request);
+      sends_.add(next_ticket_++, request);
     }
   }
 }
@@ -387,7 +372,7 @@ WaitOutcome MpiTransport::wait_until(Waiter& waiter) {
 }
 
 void MpiTransport::rest(int round) {
-  poll_abort();  // also where a rank waits for nothing that would probe
+  if (round % kRoundsPerAbortPoll == 0) poll_abort();
   if (round < spin_rounds_) {
     for (int i = 0; i < kPausesPerSpin; ++i) spin_pause();
     return;

@@ -21,6 +21,7 @@
 #include "ferry/transport.hpp"
 #include "transport/mpi/mpi_comm.hpp"
 #include "transport/mpi/mpi_end.hpp"
+#include "transport/mpi/mpi_sends.hpp"
 #include "transport/shared_regions.hpp"
 
 namespace ferry::detail {
@@ -81,7 +82,6 @@ class MpiTransport final : public Transport, private MpiEndListener {
   void mpi_ends() noexcept override;
   /// Nothing calls MPI afterwards. What MPI may still write to or read from stays allocated.
   void close_mpi();
-  bool finish_sends(double limit_s);
   bool finish_accepted(double limit_s);
   bool finish_dropped();
   void require_mpi(std::string_view call) const;
@@ -103,7 +103,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   int spin_rounds_;
 
   std::uint64_t next_ticket_ = 1;
-  std::unordered_map<std::uint64_t, MPI_Request> sends_;
+  MpiSends sends_;
   std::vector<Lane> lanes_;          // sources that a receive was ever posted for
   std::vector<MPI_Request> heads_;   // by lane: its oldest receive, or null
   std::vector<int> lane_of_source_;  // -1 = none yet
