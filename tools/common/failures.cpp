@@ -58,7 +58,9 @@ bool is_first_process() {
     if (const std::string_view rank = rank_in(variable); !rank.empty()) return rank == "0";
   }
   // torchrun and srun without PMI are refused, by every process that they start.
-  if (!rank_in("TORCHELASTIC_RUN_ID").empty()) return rank_in("RANK") == "0";
+  if (!rank_in("TORCHELASTIC_RUN_ID").empty()) {
+    return rank_in("RANK").empty() || rank_in("RANK") == "0";
+  }
   if (const std::string_view rank = rank_in("SLURM_PROCID"); !rank.empty()) return rank == "0";
   return true;
 }
