@@ -16,6 +16,7 @@
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/launch.hpp"
+#include "ferry/log.hpp"
 #include "ferry/matrix.hpp"
 #include "ferry/options.hpp"
 #include "ferry/pending.hpp"

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "exchange/dispatch.hpp"
 
 namespace ferry::detail {
@@ -168,6 +169,10 @@ bool Engine::settle_call(ExchangeState& exchange, Operation& operation) {
   const wire::CallId& call = operation.call();
   if (!operation.over() || exchange.calls.erase(call.place) == 0) return advanced;
   exchange.windows.erase(ExchangeState::CallKey(call));
+  if (operation.error()) {
+    base::log(LogLevel::info, "{} failed ({}): {}", operation.describe(),
+              to_string(operation.error()->code()), operation.error()->what());
+  }
   if (wire::opens_plan(call.kind) && operation.error()) {
     // Ends without a plan: a dispatch that began beside it has nothing to go on with.
     if (DispatchOperation* const early = find_early(exchange, call.plan)) {
@@ -201,6 +206,14 @@ void Engine::refuse(Operation& operation, const Error& error) {
 
 void Engine::adopt_plan(ExchangeState& exchange, const std::shared_ptr<PlanState>& plan) {
   exchange.plans[plan->number] = {plan, plan->flow};
+  base::log(
+      LogLevel::debug,
+      "plan {} of exchange {} on rank {}: {} tokens; {} rows in {} bytes come; to other nodes "
+      "{} rows in {} bytes, back {} rows in {} bytes",
+      plan->number, exchange.id, rank(), plan->rows.num_tokens, plan->summary.rows_received,
+      plan->summary.window_bytes, plan->summary.inter_node_rows_dispatch,
+      plan->summary.inter_node_bytes_dispatch, plan->summary.inter_node_rows_combine,
+      plan->summary.inter_node_bytes_combine);
   DispatchOperation* const early = find_early(exchange, plan->number);
   for (const wire::OpKind kind : {wire::OpKind::dispatch, wire::OpKind::combine}) {
     if (kind == wire::OpKind::dispatch && early != nullptr) continue;

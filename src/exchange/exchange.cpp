@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/log.hpp"
 #include "exchange/combine.hpp"
 #include "exchange/dispatch.hpp"
 #include "exchange/engine.hpp"
@@ -16,6 +17,19 @@
 namespace ferry {
 namespace detail {
 namespace {
+
+void log_made(const ExchangeState& exchange) {
+  const ExchangeOptions& options = exchange.options;
+  base::log(
+      LogLevel::info,
+      "exchange {}: {}, {}, weights {}; hidden {} in {}, on the wire {} and {}; {} experts on "
+      "{}; fragments of {} bytes, ranges of {} tokens, {} in flight",
+      exchange.id, to_string(options.strategy), to_string(options.layout),
+      to_string(options.weights), exchange.shape.hidden, to_string(exchange.shape.dtype),
+      to_string(*options.wire_dispatch), to_string(*options.wire_combine),
+      exchange.placement.num_experts(), exchange.engine.transport().topology().describe(),
+      options.fragment_bytes, options.range_tokens, options.ranges_in_flight);
+}
 
 struct Expected {
   std::string_view call;
@@ -204,6 +218,7 @@ Exchange::Exchange(Transport& transport, Placement placement, RowShape shape,
   state_ = std::make_shared<detail::ExchangeState>(engine, engine.next_exchange_number(),
                                                    std::move(placement), shape, options);
   engine.add(state_);
+  if (engine.rank() == 0) detail::log_made(*state_);
 }
 Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;

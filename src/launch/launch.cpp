@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/environment.hpp"
+#include "base/log.hpp"
 #include "ferry/error.hpp"
 #include "ferry/threads.hpp"
 #include "launch/job.hpp"
@@ -104,6 +105,10 @@ void run_in_job(const Launcher& launcher, const Options& options,
   const auto job = detail::start_job(launcher, {.deadline_s = options.deadline_s});
   check_shape(launcher, options, job->size());
   const auto transport = job->attach(job->size(), options.topology ? &*options.topology : nullptr);
+  if (transport->rank() == 0) {
+    base::log(LogLevel::info, "{} started {} ranks; {}; nodes: {}", launcher.name, job->size(),
+              job->mpi(), transport->topology().describe());
+  }
   std::exception_ptr failure;
   try {
     run_rank(*transport, [&](Transport& own) { body(own, job.get()); });
