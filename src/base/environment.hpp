@@ -19,7 +19,7 @@ struct EnvironmentVariable {
 };
 inline constexpr std::array kEnvironment{
     EnvironmentVariable{"FERRY_MPI", "MPI module under a launcher: auto, openmpi, mpich or off"},
-    EnvironmentVariable{"FERRY_LOG", "what the library tells on standard error: off, info or debug"},
+    EnvironmentVariable{"FERRY_LOG", "lines on standard error: off, info or debug"},
     EnvironmentVariable{"FERRY_MODULE_PATH", "folder of the MPI modules, before the usual ones"},
 };
 
