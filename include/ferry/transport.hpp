@@ -153,6 +153,9 @@ class Transport {
   /// The text of the first abort, once there is one.
   virtual std::optional<std::string> aborted() const = 0;
 
+  /// Name of the machine that a rank runs on, for texts; empty where all ranks share one process.
+  virtual std::string host_of(int /*rank*/) const { return {}; }
+
   const TrafficCounters& counters() const { return counters_; }
 
   /// Kept by the exchange; destroyed before the transport.

@@ -49,11 +49,12 @@ std::string Engine::describe_wait(const Operation& operation, double waited_s) {
     return fmt::format("{} made no progress for {:.3g} s; fix: please report it",
                        operation.describe(), waited_s);
   }
+  const std::string host = transport_.host_of(rank_at_end);
   return fmt::format(
-      "{} waited {:.3g} s for rank {} on node {} ({}), which gave no sign of life{}; fix: see what "
-      "rank {} does instead, or raise deadline_s if it may compute that long",
-      operation.describe(), waited_s, rank_at_end, topology.node_of(rank_at_end), to_string(phase),
-      chain, rank_at_end);
+      "{} waited {:.3g} s for rank {} on node {}{} ({}), which gave no sign of life{}; fix: see "
+      "what rank {} does instead, or raise deadline_s if it may compute that long",
+      operation.describe(), waited_s, rank_at_end, topology.node_of(rank_at_end),
+      host.empty() ? "" : fmt::format(", host {}", host), to_string(phase), chain, rank_at_end);
 }
 
 }  // namespace ferry::detail

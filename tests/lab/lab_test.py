@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests of the multi-host lab; ctest runs one part of it per test.
 
-Run: python3 tests/lab/lab_test.py PART
+Run: python3 tests/lab/lab_test.py PART [PROGRAM]
 Exit codes: 0 passed, 1 failed, 77 skipped because this machine cannot have a lab.
 """
 
@@ -23,6 +23,8 @@ PAYLOAD_BYTES, REPEATS, ATTEMPTS = 32_000_000, 6, 3
 MIN_UTILISATION = 0.90   # of the rate, by payload, with Open MPI
 MAX_OVERHEAD = 1.03      # link bytes against payload: headers at an MTU of 9000
 RATE = 1_000_000_000
+FAILING_RANKS, FAILING_DEADLINE_S = 4, 4
+FAILING_GRACE_S = 4      # other ranks' own deadlines, and the way of what they say
 
 
 def expect(condition, text):
@@ -281,6 +283,60 @@ def cut_up(name, seconds):
     expect(not during & namespaces_in_use(), "a namespace of the lab is still in use")
 
 
+def told_ranks(folder, victim):
+    """What each rank but the victim was told: seconds since its last step, code and text. A victim
+    that was only stopped may go on for a moment when the job is ended."""
+    told = {}
+    for rank in range(FAILING_RANKS):
+        file = Path(folder) / f"rank{rank}"
+        if rank == victim:
+            continue
+        expect(file.exists(), f"rank {rank} was told nothing; told: {told}")
+        seconds, code, text = file.read_text(encoding="utf-8").splitlines()
+        told[rank] = (float(seconds), code, text)
+    return told
+
+
+def failing_job(name, program, folder, victim, signal_number):
+    return begin("run", "--name", name, "--ranks-per-host", FAILING_RANKS // 2,
+                 "--launcher-flag=--enable-recovery", "--timeout", FAILING_DEADLINE_S + 12, "--",
+                 program, folder, FAILING_DEADLINE_S, victim, signal_number)
+
+
+def check_survivors(told, named):
+    """Every survivor names one of the ranks at the end of the chain of waits, with its host."""
+    for rank, (seconds, code, text) in told.items():
+        print(f"rank {rank} after {seconds:.1f} s: {code}: {text}", flush=True)
+        expect(seconds <= FAILING_DEADLINE_S + FAILING_GRACE_S, f"rank {rank} was told too late")
+        expect(any(words in text for words in named(rank)), f"rank {rank}: nothing of {named(rank)}")
+
+
+def test_failure(program):
+    """A rank that is killed or stopped, and a link that goes down: survivors say who is missing."""
+    need_lab()
+    need_mpi("openmpi")
+    victim = FAILING_RANKS - 1
+    with lab_up() as name:
+        for signal_number in (signal.SIGKILL, signal.SIGSTOP):
+            with tempfile.TemporaryDirectory() as folder:
+                job = failing_job(name, program, folder, victim, int(signal_number))
+                expect(job.wait() != 0, "a job that lost a rank ended well")
+                check_survivors(told_ranks(folder, victim),
+                                lambda _: [f"rank {victim} on node 1, host host1"])
+            expect(not processes_in_hosts(name), f"left: {processes_in_hosts(name)}")
+        with tempfile.TemporaryDirectory() as folder:
+            job = failing_job(name, program, folder, -1, 0)
+            there = kernel.wait_until((Path(folder) / "running").exists, 20)
+            expect(there, "the ranks did not start")
+            lab("link", "--name", name, 1, "down")
+            expect(job.wait() != 0, "a job without its link ended well")
+            half = FAILING_RANKS // 2
+            check_survivors(told_ranks(folder, None), lambda rank: [
+                f"rank {other} on node {other // half}, host host{other // half}"
+                for other in range(FAILING_RANKS) if other // half != rank // half])
+            expect(not processes_in_hosts(name), f"left: {processes_in_hosts(name)}")
+
+
 def list_keepers(name):
     return [member for found, member in state.keepers() if found == name]
 
@@ -289,15 +345,17 @@ PARTS = {"settings": test_settings, "refusals": test_refusals, "up_down": test_u
          "isolation": test_isolation, "side_by_side": test_side_by_side, "jobs": test_jobs,
          "payload_openmpi": lambda: test_payload("openmpi"),
          "payload_mpich": lambda: test_payload("mpich"), "timeout": test_timeout,
-         "crash": test_crash}
+         "crash": test_crash, "failure": test_failure}
+WITH_PROGRAM = {"failure"}
 
 
 def main():
-    if len(sys.argv) != 2 or sys.argv[1] not in PARTS:
-        print(f"usage: lab_test.py {'|'.join(PARTS)}")
+    part = sys.argv[1] if len(sys.argv) > 1 else ""
+    if part not in PARTS or len(sys.argv) != 2 + (part in WITH_PROGRAM):
+        print(f"usage: lab_test.py {'|'.join(PARTS)}, after {'|'.join(WITH_PROGRAM)} the program")
         return 2
-    PARTS[sys.argv[1]]()
-    print(f"lab {sys.argv[1]}: passed")
+    PARTS[part](*sys.argv[2:])
+    print(f"lab {part}: passed")
     return 0
 
 

@@ -1,10 +1,15 @@
 // attach: who shares memory with whom is found by trying (node_links.hpp), then a node of each
 // rank follows, and an override may split it.
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
@@ -104,6 +109,19 @@ Topology introduce(NodeLinks& links, const detail::CommPair& pair, double deadli
   return Topology::from_map(detail::nodes_from_visibility(visible, pair.size));
 }
 
+/// Names of the machines of all ranks, as errors show them.
+std::vector<std::string> gather_hosts(const detail::CommPair& pair, double deadline_s) {
+  std::array<char, HOST_NAME_MAX + 1> own{};
+  ::gethostname(own.data(), own.size() - 1);  // empty where it fails
+  const std::vector<char> all =
+      all_gather(pair, std::span<const char>(own.data(), own.size()), deadline_s);
+  std::vector<std::string> hosts;
+  for (int rank = 0; rank < pair.size; ++rank) {
+    hosts.emplace_back(all.data() + static_cast<std::size_t>(rank) * own.size());
+  }
+  return hosts;
+}
+
 /// What is wrong with an override; the same on every rank that was given the same.
 void check_override(const Topology& wanted, const Topology& found) {
   if (wanted.num_ranks() != found.num_ranks()) {
@@ -153,7 +171,8 @@ std::unique_ptr<Transport> attach(MPI_Comm comm, const AttachOptions& options) {
     check_same_everywhere(pair, topology, options.deadline_s);
     check_override(topology, found);
     links.keep(topology.ranks_of(topology.node_of(pair.rank)));
-    return std::make_unique<detail::MpiTransport>(pairs, pair, topology, std::move(links));
+    return std::make_unique<detail::MpiTransport>(pairs, pair, topology, std::move(links),
+                                                  gather_hosts(pair, options.deadline_s));
   } catch (const Error& error) {
     // After a timeout a request of the pair is still alive: it is used no more.
     if (error.code() != ErrorCode::timeout) pairs->give_back(pair);

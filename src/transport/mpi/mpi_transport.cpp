@@ -50,11 +50,12 @@ bool ranks_have_cores(const Topology& topology, int node) {
 }  // namespace
 
 MpiTransport::MpiTransport(std::shared_ptr<CommPairs> pairs, const CommPair& pair,
-                           Topology topology, NodeLinks links)
+                           Topology topology, NodeLinks links, std::vector<std::string> hosts)
     : Transport(pair.rank, std::move(topology)),
       pairs_(std::move(pairs)),
       pair_(pair),
       regions_(pair.rank, std::move(links)),
+      hosts_(std::move(hosts)),
       process_(::getpid()),
       spin_rounds_(ranks_have_cores(this->topology(), node()) ? kSpinRounds : 0),
       lane_of_source_(static_cast<std::size_t>(pair.size), -1) {}

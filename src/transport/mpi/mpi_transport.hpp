@@ -29,7 +29,7 @@ namespace ferry::detail {
 class MpiTransport final : public Transport, private MpiEndListener {
  public:
   MpiTransport(std::shared_ptr<CommPairs> pairs, const CommPair& pair, Topology topology,
-               NodeLinks links);
+               NodeLinks links, std::vector<std::string> hosts);
   ~MpiTransport() override;
 
   std::string_view name() const override { return "mpi"; }
@@ -53,6 +53,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   WaitOutcome wait_until(Waiter& waiter) override;
   void abort(const std::string& text) override;
   std::optional<std::string> aborted() const override { return regions_.links().aborted(); }
+  std::string host_of(int rank) const override { return hosts_.at(static_cast<std::size_t>(rank)); }
 
  protected:
   std::uint64_t start_send(int target, MessageKind kind, std::span<const std::byte> bytes) override;
@@ -98,6 +99,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   std::shared_ptr<CommPairs> pairs_;
   CommPair pair_;
   SharedRegions regions_;
+  std::vector<std::string> hosts_;  ///< by rank
   pid_t process_;
   bool open_ = true;
   int spin_rounds_;
