@@ -34,8 +34,7 @@ struct Job {
 void run_step(const Job& job, ferry::Exchange& exchange, const ferry::Routing& routing, bool last) {
   std::vector<float> x(kTokens * kHidden, 1.0F);
   const ferry::Plan plan = exchange.plan(routing);
-  auto dispatching =
-      exchange.start_dispatch(plan, {x.data(), ferry::DType::f32, kTokens, kHidden});
+  auto dispatching = exchange.start_dispatch(plan, {x.data(), ferry::DType::f32, kTokens, kHidden});
   if (last) ::raise(job.signal);
   const ferry::ExpertRows rows = dispatching.wait();
   exchange.combine(plan, rows.matrix(), {x.data(), ferry::DType::f32, kTokens, kHidden});
