@@ -13,3 +13,17 @@ if(PkgConfig_FOUND)
     endif()
   endforeach()
 endif()
+
+# A program and the module that it loads share classes with virtual functions: both know a number that
+# changes with every header which describes them.
+file(GLOB interface_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/ferry/*.hpp"
+  "${PROJECT_SOURCE_DIR}/src/transport/mpi/mpi_module.hpp")
+set(interface_hashes "")
+foreach(header IN LISTS interface_headers)
+  file(SHA256 "${header}" hash)
+  string(APPEND interface_hashes "${hash}")
+endforeach()
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${interface_headers})
+string(SHA256 hash "${interface_hashes}")
+string(SUBSTRING "${hash}" 0 8 hash)
+set(FERRY_MPI_INTERFACE "FERRY_MPI_INTERFACE=0x${hash}U")

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -75,9 +76,9 @@ void* load(const launch::Launcher& launcher) {
 
 std::unique_ptr<MpiJob> start_job(const launch::Launcher& launcher, const MpiJobOptions& options) {
   void* const module = load(launcher);
-  const auto* const version = static_cast<const int*>(::dlsym(module, kMpiModuleVersion));
+  const auto* const version = static_cast<const std::uint32_t*>(::dlsym(module, kMpiModuleVersion));
   const auto start = reinterpret_cast<StartMpiJob*>(::dlsym(module, kStartMpiJob));
-  if (version == nullptr || *version != kMpiModuleVersionHere || start == nullptr) {
+  if (version == nullptr || *version != FERRY_MPI_INTERFACE || start == nullptr) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("ferry_mpi_{}.so is of another version of Ferry; fix: install both of "
                             "the same build",

@@ -257,8 +257,8 @@ class Job final : public MpiJob {
 }  // namespace ferry::detail
 
 extern "C" {
-__attribute__((visibility("default"))) extern const int ferry_mpi_module_version =
-    ferry::detail::kMpiModuleVersionHere;
+__attribute__((visibility("default"))) extern const std::uint32_t ferry_mpi_module_version =
+    FERRY_MPI_INTERFACE;
 
 __attribute__((visibility("default"))) ferry::detail::MpiJob* ferry_start_mpi_job(
     const ferry::detail::MpiJobOptions& options) {

@@ -65,8 +65,8 @@ class MpiJob {
 /// The one symbol of a module. Throws ferry::Error.
 using StartMpiJob = MpiJob*(const MpiJobOptions& options);
 inline constexpr const char* kStartMpiJob = "ferry_start_mpi_job";
-/// A module of another version is refused by its second symbol, an int.
+/// A module that was built with other headers is refused by its second symbol, a std::uint32_t
+/// with the value of FERRY_MPI_INTERFACE (cmake/FerryMpi.cmake).
 inline constexpr const char* kMpiModuleVersion = "ferry_mpi_module_version";
-inline constexpr int kMpiModuleVersionHere = 2;
 
 }  // namespace ferry::detail
