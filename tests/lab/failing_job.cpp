@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
@@ -61,10 +62,12 @@ void run_rank(const Job& job, ferry::Transport& transport) {
       progressed = ferry::base::now_s();
     }
   } catch (const ferry::Error& error) {
-    std::ofstream(job.folder + "/rank" + std::to_string(rank))
-        << ferry::base::now_s() - progressed << "\n"
-        << to_string(error.code()) << "\n"
-        << error.what() << "\n";
+    const std::string file = job.folder + "/rank" + std::to_string(rank);
+    const std::string unfinished = file + ".part";
+    std::ofstream(unfinished) << ferry::base::now_s() - progressed << "\n"
+                              << to_string(error.code()) << "\n"
+                              << error.what() << "\n";
+    std::rename(unfinished.c_str(), file.c_str());
     throw;
   }
 }
