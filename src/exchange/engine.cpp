@@ -121,10 +121,10 @@ bool Engine::progress() {
     fail_all(Error(ErrorCode::peer_failed, *text));
   }
   bool advanced = network_.collect_sent();
-  advanced |= receive();
   advanced |= read_boards();
   advanced |= step_calls();
   advanced |= release_retired();
+  advanced |= receive();  // last: a look for messages may give the core away
   // Without a call that runs, nobody may look again for long: a replay must not wait for its grant.
   network_.flush_grants(!advanced || !any_running_);
   return advanced;

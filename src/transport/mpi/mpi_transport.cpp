@@ -248,7 +248,9 @@ std::optional<Received> MpiTransport::poll_received() {
     truncated_.pop_front();
     return received;
   }
-  if (heads_.empty()) return std::nullopt;
+  const bool due = looks_.is_due(LookTurns::Look::payload);
+  looks_.poll_ends();
+  if (!due) return std::nullopt;
   int at = MPI_UNDEFINED;
   int done = 0;
   MPI_Status status;
@@ -260,7 +262,11 @@ std::optional<Received> MpiTransport::poll_received() {
     return poll_received();
   }
   check_mpi(code, "MPI_Testany");
-  if (at == MPI_UNDEFINED || done == 0) return std::nullopt;
+  if (at == MPI_UNDEFINED || done == 0) {
+    looks_.found_nothing(LookTurns::Look::payload);
+    return std::nullopt;
+  }
+  looks_.found_something();
   Received received = take_head(static_cast<std::size_t>(at));
   received.bytes = message_bytes(status);
   return received;
@@ -289,13 +295,18 @@ Received MpiTransport::take_head(std::size_t at) {
 std::optional<Incoming> MpiTransport::probe() {
   regions_.exchange_notices();
   if (!open_ || topology().num_nodes() == 1) return std::nullopt;
+  if (!looks_.is_due(LookTurns::Look::others)) return std::nullopt;
   while (true) {
     int found = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status;
     check_mpi(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, pair_.others, &found, &message, &status),
               "MPI_Improbe");
-    if (found == 0) return std::nullopt;
+    if (found == 0) {
+      looks_.found_nothing(LookTurns::Look::others);
+      return std::nullopt;
+    }
+    looks_.found_something();
     const std::uint64_t bytes = message_bytes(status);
     const int tag = status.MPI_TAG;
     if (tag == abort_tag()) {
@@ -373,6 +384,7 @@ WaitOutcome MpiTransport::wait_until(Waiter& waiter) {
 }
 
 void MpiTransport::rest(int round) {
+  const bool gave_core_away = looks_.rest();
   if (round % kRoundsPerAbortPoll == 0) poll_abort();
   if (round < spin_rounds_) {
     for (int i = 0; i < kPausesPerSpin; ++i) spin_pause();
@@ -380,7 +392,7 @@ void MpiTransport::rest(int round) {
   }
   const int waited = round - spin_rounds_;
   if (waited < kYieldRounds) {
-    ::sched_yield();
+    if (!gave_core_away) ::sched_yield();
     return;
   }
   const int sleep_us =

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "ferry/transport.hpp"
+#include "transport/mpi/look_turns.hpp"
 #include "transport/mpi/mpi_comm.hpp"
 #include "transport/mpi/mpi_end.hpp"
 #include "transport/mpi/mpi_sends.hpp"
@@ -103,6 +104,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   pid_t process_;
   bool open_ = true;
   int spin_rounds_;
+  LookTurns looks_;
 
   std::uint64_t next_ticket_ = 1;
   MpiSends sends_;
