@@ -65,7 +65,7 @@ TEST(Command, JsonHasOneVerifiedObjectPerStrategy) {
     EXPECT_GT(object.at("fragment_bytes"), 0);
     EXPECT_GT(object.at("range_tokens"), 0);
     EXPECT_FALSE(object.contains("link_utilisation"));
-    for (const char* part : {"plan_us", "dispatch_us", "combine_us"}) {
+    for (const char* part : {"plan_us", "dispatch_us", "combine_us", "plan_and_dispatch_us"}) {
       const Json& spread = object.at(part);
       EXPECT_LE(spread.at("p10"), spread.at("median"));
       EXPECT_LE(spread.at("median"), spread.at("p90"));

@@ -77,6 +77,7 @@ void expect_baseline(const Json& object) {
       EXPECT_LE(spread.at("median"), spread.at("p90"));
     }
     EXPECT_GT(object.at("speedup_vs_" + name), 0);
+    EXPECT_GT(object.at("speedup_vs_" + name + "_in_two"), 0);
     EXPECT_GT(object.at("speedup_vs_" + name + "_replay"), 0);
     // At least the expert rows and y.
     EXPECT_GT(object.at(name + "_peak_bytes"), 2 * object.at("logical_bytes_dispatch").get<int>());

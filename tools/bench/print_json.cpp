@@ -64,6 +64,7 @@ void add_baseline(Json& json, const StrategyResult& ours, const BaselineResult& 
   json[name + "_combine_us"] = spread(baseline.combine_us);
   json[name + "_peak_bytes"] = baseline.peak_bytes;
   json["speedup_vs_" + name] = tools::ratio(baseline.speedup(ours));
+  json["speedup_vs_" + name + "_in_two"] = tools::ratio(baseline.speedup_in_two(ours));
   json["speedup_vs_" + name + "_replay"] = tools::ratio(baseline.speedup_on_replay(ours));
 }
 
@@ -76,6 +77,7 @@ std::string to_json(const RunContext& context, const StrategyResult& result,
   json["plan_us"] = spread(result.plan_us);
   json["dispatch_us"] = spread(result.dispatch_us);
   json["combine_us"] = spread(result.combine_us);
+  json["plan_and_dispatch_us"] = spread(result.plan_and_dispatch_us);
   json["memcpy_us"] = tools::rounded(result.memcpy_us.median);
   json["memcpy_us_p10"] = tools::rounded(result.memcpy_us.p10);
   json["memcpy_us_p90"] = tools::rounded(result.memcpy_us.p90);

@@ -152,6 +152,7 @@ void RankBench::run_once(std::size_t strategy, int repeat) {
   times.memcpy.end_s = now_s();
 
   counted_ = {};
+  run_plan_and_dispatch(strategy, times);
   const Plan plan = run_plan(strategy, times);
   const ExpertRows rows = run_dispatch(strategy, plan, times);
   run_combine(strategy, rows, times);
@@ -201,6 +202,19 @@ ExpertRows RankBench::run_dispatch(std::size_t strategy, const Plan& plan, Repea
   count_control(before);
   counted_.dispatch = transport_.counters().payload_bytes - before.payload_bytes;
   return rows;
+}
+
+void RankBench::run_plan_and_dispatch(std::size_t strategy, RepeatTimes& times) {
+  Exchange& exchange = exchanges_[strategy];
+  exchange.plan_and_dispatch(routing_, out_);  // untimed, and of poison
+  stage_.line_up();
+  times.plan_and_dispatch.start_s = now_s();
+  const Dispatched dispatched = exchange.plan_and_dispatch(routing_, x_);
+  times.plan_and_dispatch.end_s = now_s();
+  stage_.drain();
+  if (const auto fault = support::check_rows(oracle_, rank_, dispatched.rows.matrix())) {
+    fail(strategy, "plan_and_dispatch: " + *fault);
+  }
 }
 
 void RankBench::run_combine(std::size_t strategy, const ExpertRows& rows, RepeatTimes& times) {

@@ -52,6 +52,7 @@ class RankBench {
   // Checks take seconds, after which nothing of what is timed is where an address translation finds
   // it soon. A training step comes back earlier, so each timed call follows the same one untimed.
   Plan run_plan(std::size_t strategy, RepeatTimes& times);
+  void run_plan_and_dispatch(std::size_t strategy, RepeatTimes& times);
   ExpertRows run_dispatch(std::size_t strategy, const Plan& plan, RepeatTimes& times);
   void run_combine(std::size_t strategy, const ExpertRows& rows, RepeatTimes& times);
   /// What was sent besides rows and plans since `before`, with a barrier that is left out.

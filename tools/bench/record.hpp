@@ -22,6 +22,7 @@ struct RepeatTimes {
   Interval plan;
   Interval dispatch;
   Interval combine;
+  Interval plan_and_dispatch;
 };
 
 /// Bytes that the transport counted in one repeat.

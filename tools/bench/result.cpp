@@ -116,6 +116,7 @@ StrategyResult summarise_strategy(const RunContext& context, std::size_t strateg
   result.plan_us = times_of(context, strategy, &RepeatTimes::plan);
   result.dispatch_us = times_of(context, strategy, &RepeatTimes::dispatch);
   result.combine_us = times_of(context, strategy, &RepeatTimes::combine);
+  result.plan_and_dispatch_us = times_of(context, strategy, &RepeatTimes::plan_and_dispatch);
   result.memcpy_us = times_of(context, strategy, &RepeatTimes::memcpy);
   for (std::size_t rank = 0; rank < context.ranks.size(); ++rank) {
     const RankRecord& record = context.ranks[rank].strategies[strategy];

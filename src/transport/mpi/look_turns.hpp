@@ -7,8 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-
-#include "base/clock.hpp"
+#include <utility>
 
 namespace ferry::detail {
 
@@ -16,17 +15,19 @@ class LookTurns {
  public:
   enum class Look : std::size_t { payload, others };
 
-  bool is_due(Look look) {
-    began_ = base::now_s();
+  // Times of all: base::now_s()
+  bool is_due(Look look, double now) {
+    began_ = now;
     const double last = std::max(nothing_at_[index(look)], gave_away_at_);
     if (!rested_ && began_ - last < kPause_s) return false;
-    return !gives_away_ || look != last_;
+    if (!gives_away_ || look != last_) return true;
+    return std::exchange(passed_over_, !passed_over_);  // the other one may never be asked
   }
   /// Of a look that is_due() allowed.
-  void found_nothing(Look look) {
-    const double now = base::now_s();
+  void found_nothing(Look look, double now) {
     nothing_at_[index(look)] = now;
     last_ = look;
+    passed_over_ = false;
     gives_away_ = now - began_ > kGaveAway_s;
     if (gives_away_) {
       gave_away_at_ = now;
@@ -35,7 +36,7 @@ class LookTurns {
   }
   void found_something() { gives_away_ = false; }
 
-  /// After a poll that found nothing to do anywhere. Whether a look has given the core away in it.
+  /// After a poll that found nothing to do anywhere; true when a look gave the core away in it.
   bool rest() {
     rested_ = true;
     return gives_away_;
@@ -53,6 +54,7 @@ class LookTurns {
 
   bool rested_ = true;
   bool gives_away_ = false;
+  bool passed_over_ = false;  // last_, since it was asked
   Look last_ = Look::others;
   double began_ = 0;
   double gave_away_at_ = -1;

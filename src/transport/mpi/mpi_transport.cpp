@@ -248,7 +248,7 @@ std::optional<Received> MpiTransport::poll_received() {
     truncated_.pop_front();
     return received;
   }
-  const bool due = looks_.is_due(LookTurns::Look::payload);
+  const bool due = looks_.is_due(LookTurns::Look::payload, base::now_s());
   looks_.poll_ends();
   if (!due) return std::nullopt;
   int at = MPI_UNDEFINED;
@@ -263,7 +263,7 @@ std::optional<Received> MpiTransport::poll_received() {
   }
   check_mpi(code, "MPI_Testany");
   if (at == MPI_UNDEFINED || done == 0) {
-    looks_.found_nothing(LookTurns::Look::payload);
+    looks_.found_nothing(LookTurns::Look::payload, base::now_s());
     return std::nullopt;
   }
   looks_.found_something();
@@ -295,7 +295,7 @@ Received MpiTransport::take_head(std::size_t at) {
 std::optional<Incoming> MpiTransport::probe() {
   regions_.exchange_notices();
   if (!open_ || topology().num_nodes() == 1) return std::nullopt;
-  if (!looks_.is_due(LookTurns::Look::others)) return std::nullopt;
+  if (!looks_.is_due(LookTurns::Look::others, base::now_s())) return std::nullopt;
   while (true) {
     int found = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
@@ -303,7 +303,7 @@ std::optional<Incoming> MpiTransport::probe() {
     check_mpi(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, pair_.others, &found, &message, &status),
               "MPI_Improbe");
     if (found == 0) {
-      looks_.found_nothing(LookTurns::Look::others);
+      looks_.found_nothing(LookTurns::Look::others, base::now_s());
       return std::nullopt;
     }
     looks_.found_something();
