@@ -3,13 +3,37 @@
 #include "conformance/points.hpp"
 
 #include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <sstream>
 #include <stdexcept>
 
 #include <fmt/format.h>
 
 namespace ferry::conformance {
 
+namespace {
+
+/// Ranks per node in place of all topologies, for jobs of other sizes: FERRY_TEST_NODES=1+2.
+std::optional<NamedTopology> only_topology() {
+  const char* const text = std::getenv("FERRY_TEST_NODES");
+  if (text == nullptr) return std::nullopt;
+  NamedTopology topology{text, {}};
+  std::istringstream sizes(text);
+  for (std::string size; std::getline(sizes, size, '+');) {
+    topology.node_sizes.push_back(std::stoi(size));
+  }
+  return topology;
+}
+
+bool is_chosen(const NamedTopology& topology, const std::vector<std::string>& names) {
+  return only_topology() || std::ranges::find(names, topology.name) != names.end();
+}
+
+}  // namespace
+
 std::vector<NamedTopology> all_topologies() {
+  if (const auto only = only_topology()) return {*only};
   return {{"1x1", {1}},
           {"1x8", {8}},
           {"2x4", {4, 4}},
@@ -80,8 +104,7 @@ std::vector<Point> all_points() {
 std::vector<Point> few_points(const std::vector<std::string>& topologies) {
   std::vector<Point> points = all_points();
   std::erase_if(points, [&](const Point& point) {
-    return point.dtype != DType::bf16 ||
-           std::find(topologies.begin(), topologies.end(), point.topology.name) == topologies.end();
+    return point.dtype != DType::bf16 || !is_chosen(point.topology, topologies);
   });
   return points;
 }
@@ -99,9 +122,7 @@ std::vector<Mode> modes_of(Strategy strategy) {
 std::vector<Point> mode_points(const std::vector<std::string>& topologies) {
   std::vector<Point> points;
   for (Point point : all_points()) {
-    const bool chosen =
-        std::find(topologies.begin(), topologies.end(), point.topology.name) != topologies.end();
-    if (!chosen || point.dtype != DType::f32) continue;
+    if (!is_chosen(point.topology, topologies) || point.dtype != DType::f32) continue;
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       point.dtype = dtype;
       for (const Mode& mode : modes_of(point.strategy)) {
