@@ -77,6 +77,19 @@ TEST(LookTurns, WhoAsksOneQuestionOnlyIsNotKeptWaiting) {
   }
 }
 
+TEST(LookTurns, WithNothingToAskTheOtherQuestionIsAskedEveryTime) {
+  LookTurns turns;
+  double now = 1000;
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(turns.is_due(Look::others, now)) << i;
+    now += kDear_s;
+    turns.found_nothing(Look::others, now);
+    turns.skip(Look::payload);
+    turns.poll_ends();
+    EXPECT_TRUE(turns.rest()) << i;
+  }
+}
+
 TEST(LookTurns, AQuestionThatBecomesCheapEndsTheTurns) {
   Rank rank;
   rank.poll(kDear_s);

@@ -34,6 +34,8 @@ class LookTurns {
       rested_ = false;
     }
   }
+  /// In place of a look that could find nothing.
+  void skip(Look look) { last_ = look; }
   void found_something() { gives_away_ = false; }
 
   /// After a poll that found nothing to do anywhere; true when a look gave the core away in it.

@@ -250,7 +250,8 @@ std::optional<Received> MpiTransport::poll_received() {
   }
   const bool due = looks_.is_due(LookTurns::Look::payload, base::now_s());
   looks_.poll_ends();
-  if (!due) return std::nullopt;
+  if (heads_.empty()) looks_.skip(LookTurns::Look::payload);
+  if (!due || heads_.empty()) return std::nullopt;
   int at = MPI_UNDEFINED;
   int done = 0;
   MPI_Status status;
