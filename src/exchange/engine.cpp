@@ -124,7 +124,12 @@ bool Engine::progress() {
   advanced |= read_boards();
   advanced |= step_calls();
   advanced |= release_retired();
-  advanced |= receive();  // last: a look for messages may give the core away
+  // Late, because a look for messages may give the core away. Who polls now and then needs what it
+  // brought to be used at once.
+  if (receive()) {
+    step_calls();
+    advanced = true;
+  }
   // Without a call that runs, nobody may look again for long: a replay must not wait for its grant.
   network_.flush_grants(!advanced || !any_running_);
   return advanced;

@@ -36,7 +36,8 @@ std::vector<std::byte> make_pattern() {
 std::byte* reserve() {
   void* const memory = ::mmap(nullptr, kPeriods * kPeriod, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+  if (memory == MAP_FAILED) std::abort();
+  return static_cast<std::byte*>(memory);
 }
 
 /// kBytes of the pattern over and over.

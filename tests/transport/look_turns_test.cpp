@@ -90,6 +90,13 @@ TEST(LookTurns, WithNothingToAskTheOtherQuestionIsAskedEveryTime) {
   }
 }
 
+TEST(LookTurns, APollWithoutALookGaveNothingAway) {
+  Rank rank;
+  rank.poll(kDear_s);
+  EXPECT_TRUE(rank.rest());
+  EXPECT_FALSE(rank.rest());
+}
+
 TEST(LookTurns, AQuestionThatBecomesCheapEndsTheTurns) {
   Rank rank;
   rank.poll(kDear_s);
@@ -117,7 +124,6 @@ TEST(LookTurns, WhatWasFoundMayBeFollowedByMore) {
   rank.poll(kDear_s);
   rank.pass(1e-3);
   rank.turns().found_something();
-  EXPECT_FALSE(rank.rest());
   const Poll made = rank.poll(kCheap_s);
   EXPECT_TRUE(made.payload && made.others);
 }

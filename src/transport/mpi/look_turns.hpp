@@ -30,6 +30,7 @@ class LookTurns {
     passed_over_ = false;
     gives_away_ = now - began_ > kGaveAway_s;
     if (gives_away_) {
+      gave_away_ = true;
       gave_away_at_ = now;
       rested_ = false;
     }
@@ -38,10 +39,11 @@ class LookTurns {
   void skip(Look look) { last_ = look; }
   void found_something() { gives_away_ = false; }
 
-  /// After a poll that found nothing to do anywhere; true when a look gave the core away in it.
+  /// After a poll that found nothing to do anywhere; true when a look has given the core away since
+  /// the last rest.
   bool rest() {
     rested_ = true;
-    return gives_away_;
+    return std::exchange(gave_away_, false);
   }
   /// After the last look of a poll.
   void poll_ends() { rested_ = false; }
@@ -55,7 +57,8 @@ class LookTurns {
   static std::size_t index(Look look) { return static_cast<std::size_t>(look); }
 
   bool rested_ = true;
-  bool gives_away_ = false;
+  bool gives_away_ = false;   // the last look that found nothing did
+  bool gave_away_ = false;    // since the last rest
   bool passed_over_ = false;  // last_, since it was asked
   Look last_ = Look::others;
   double began_ = 0;
