@@ -21,6 +21,7 @@
 #include "ferry/options.hpp"
 #include "ferry/pending.hpp"
 #include "ferry/placement.hpp"
+#include "ferry/progress_thread.hpp"
 #include "ferry/routing.hpp"
 #include "ferry/threads.hpp"
 #include "ferry/topology.hpp"

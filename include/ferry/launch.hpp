@@ -33,6 +33,8 @@ struct Options {
   std::string mpi = "auto";
   /// Longest time to wait for the other ranks to start, in seconds.
   double deadline_s = 300;
+  /// A ProgressThread works on each rank while the body runs.
+  bool progress_thread = false;
 };
 
 /// Runs `body` once per rank that this process is, and returns when it has ended on all ranks.

@@ -23,6 +23,9 @@
 
 namespace ferry {
 
+namespace detail {
+class SoleUse;
+}
 namespace kernels {
 struct PushJob;
 struct PackJob;
@@ -82,6 +85,8 @@ enum class WaitOutcome : std::uint8_t { done, timed_out };
 class TransportAttachment {
  public:
   virtual ~TransportAttachment() = default;
+  /// One round of work for a progress thread; `done`: no round is needed.
+  virtual Progress work() noexcept { return Progress::done; }
 };
 
 class Transport {
@@ -158,11 +163,16 @@ class Transport {
 
   const TrafficCounters& counters() const { return counters_; }
 
+  /// Held by the thread that works on the transport.
+  const std::shared_ptr<detail::SoleUse>& sole_use() const { return sole_use_; }
+  /// Errors: unsupported, where a second thread may not work on it
+  virtual void check_progress_thread() const {}
+
   /// Kept by the exchange; destroyed before the transport.
   std::unique_ptr<TransportAttachment> attachment;
 
  protected:
-  Transport(int rank, Topology topology) : rank_(rank), topology_(std::move(topology)) {}
+  Transport(int rank, Topology topology);
 
   virtual std::uint64_t start_send(int target, MessageKind kind,
                                    std::span<const std::byte> bytes) = 0;
@@ -176,6 +186,8 @@ class Transport {
   int rank_;
   Topology topology_;
   TrafficCounters counters_;
+  // Shared with what was made with the transport, which may be dropped later.
+  std::shared_ptr<detail::SoleUse> sole_use_;
 };
 
 }  // namespace ferry

@@ -37,7 +37,7 @@ def write_hostfile(lab, counts, mpi):
     return path
 
 
-def openmpi_words(lab, counts, mca_defaults):
+def openmpi_words(lab, counts, mca_defaults, own_cores):
     words = [
         "mpirun.openmpi", "--np", str(sum(counts)),
         "--hostfile", str(write_hostfile(lab, counts, "openmpi")),
@@ -45,7 +45,7 @@ def openmpi_words(lab, counts, mca_defaults):
         "--leave-session-attached",
         "--mca", "pml", "ob1", "--mca", "btl", "self,tcp,vader",
         "--mca", "btl_tcp_if_include", LINK, "--mca", "oob_tcp_if_include", MANAGEMENT,
-        "--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1",
+        "--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "0" if own_cores else "1",
     ]
     if not mca_defaults:
         for name in ("eager_limit", "rndv_eager_limit", "max_send_size"):
@@ -64,7 +64,7 @@ def launcher_words(lab, options, command):
     """The whole command line of a job that runs `command` as an MPI program."""
     counts = ranks_of(options.ranks_per_host, lab.settings.num_hosts)
     if options.mpi == "openmpi":
-        words = openmpi_words(lab, counts, options.mca_defaults)
+        words = openmpi_words(lab, counts, options.mca_defaults, options.own_cores)
     else:
         words = mpich_words(lab, counts)
     if not shutil.which(words[0]):

@@ -33,6 +33,8 @@ def parse(arguments):
         help="ranks on every host, or a number for each host (default: 1)")
     add("--mpi", choices=("openmpi", "mpich"), default="openmpi", help="default: openmpi")
     add("--mca-defaults", action="store_true", help="Open MPI's own limits for eager messages")
+    add("--own-cores", action="store_true",
+        help="Open MPI keeps the core while it waits, as where each rank has one of its own")
     add("--launcher-flag", action="append", default=[], metavar="FLAG",
         help="one more word for mpirun, for example --launcher-flag=--enable-recovery; repeatable")
     add("--timeout", type=seconds, default=3600.0, metavar="S",

@@ -20,6 +20,12 @@ thread_local char thread_marker;
 }  // namespace
 
 CallerGuard::CallerGuard(Engine& engine) : engine_(engine) {
+  if (engine.transport_.sole_use()->is_forked()) {
+    throw Error(ErrorCode::peer_failed,
+                fmt::format("this process was forked from rank {} and is no rank itself; fix: make "
+                            "the calls in the parent",
+                            engine.rank()));
+  }
   const void* const self = &thread_marker;
   const void* expected = nullptr;
   if (!engine.caller_.compare_exchange_strong(expected, self, std::memory_order_acquire) &&
@@ -30,10 +36,11 @@ CallerGuard::CallerGuard(Engine& engine) : engine_(engine) {
                             "make the calls of one transport from one thread, or lock around them",
                             engine.rank()));
   }
-  ++engine.caller_depth_;
+  if (engine.caller_depth_++ == 0) hold_.emplace(engine.transport_.sole_use());
 }
 
 CallerGuard::~CallerGuard() {
+  hold_.reset();
   if (--engine_.caller_depth_ == 0) engine_.caller_.store(nullptr, std::memory_order_release);
 }
 
@@ -103,6 +110,7 @@ void Engine::enter(const std::shared_ptr<Operation>& operation,
   operation->take_place();
   const wire::CallId& call = operation->call();
   exchange.calls.emplace(call.place, operation);
+  transport_.sole_use()->work_came();
   std::erase_if(exchange.refused_ahead, [&](const auto& one) { return one.first < call.place; });
   if (const Error* const failure = exchange.failures.find(call.plan)) {
     operation->fail(*failure);  // every rank knows, or is about to
@@ -133,6 +141,16 @@ bool Engine::progress() {
   // Without a call that runs, nobody may look again for long: a replay must not wait for its grant.
   network_.flush_grants(!advanced || !any_running_);
   return advanced;
+}
+
+Progress Engine::work() noexcept {
+  try {
+    if (progress()) return Progress::advanced;
+  } catch (const std::exception& error) {
+    // As wait() would have thrown it: the transport cannot go on.
+    fail_all(Error(ErrorCode::peer_failed, error.what()));
+  }
+  return any_running_ ? Progress::idle : Progress::done;
 }
 
 bool Engine::step_calls() {

@@ -17,6 +17,7 @@
 #include "exchange/state.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/transport.hpp"
+#include "transport/sole_use.hpp"
 
 namespace ferry::detail {
 
@@ -59,6 +60,7 @@ class Engine final : public TransportAttachment {
   void enter(const std::shared_ptr<Operation>& operation, const std::optional<Error>& refusal);
   /// One round of work for everything. True when something moved.
   bool progress();
+  Progress work() noexcept override;
   /// Fails a running operation here and on every rank.
   void refuse(Operation& operation, const Error& error);
   /// The operation that makes a plan; null when none does.
@@ -157,7 +159,8 @@ class Engine final : public TransportAttachment {
   int caller_depth_ = 0;
 };
 
-/// Held during every call from outside. Errors: wrong_thread when another thread is inside.
+/// Held during every call from outside. Errors: wrong_thread when another thread is inside, other
+/// than a progress thread; peer_failed in a forked child.
 class CallerGuard {
  public:
   explicit CallerGuard(Engine& engine);
@@ -167,6 +170,7 @@ class CallerGuard {
 
  private:
   Engine& engine_;
+  std::optional<UseHold> hold_;
 };
 
 /// Region key of the control block of an exchange.

@@ -221,8 +221,15 @@ Exchange::Exchange(Transport& transport, Placement placement, RowShape shape,
   if (engine.rank() == 0) detail::log_made(*state_);
 }
 Exchange::Exchange(Exchange&&) noexcept = default;
-Exchange& Exchange::operator=(Exchange&&) noexcept = default;
-Exchange::~Exchange() = default;
+Exchange& Exchange::operator=(Exchange&& other) noexcept {
+  std::swap(state_, other.state_);
+  return *this;
+}
+Exchange::~Exchange() {
+  if (!state_) return;
+  const detail::UseHold hold(state_->use);
+  state_.reset();
+}
 
 Pending<Plan> Exchange::start_plan(const Routing& routing) {
   const CallerGuard guard(state_->engine);
@@ -399,7 +406,10 @@ void Exchange::combine(const Plan& plan, ConstMatrix y, Matrix out) {
 const Placement& Exchange::placement() const { return state_->placement; }
 const RowShape& Exchange::shape() const { return state_->shape; }
 const ExchangeOptions& Exchange::options() const { return state_->options; }
-std::uint64_t Exchange::metadata_rounds() const { return state_->metadata_rounds; }
+std::uint64_t Exchange::metadata_rounds() const {
+  const detail::UseHold hold(state_->use);
+  return state_->metadata_rounds;
+}
 
 // Transport-wide --------------------------------------------------------------------------------
 
@@ -411,11 +421,13 @@ void set_limits(Transport& transport, const TransportLimits& limits) {
 }
 
 std::uint64_t pool_bytes(const Transport& transport) {
+  const detail::UseHold hold(transport.sole_use());
   const auto* const engine = dynamic_cast<const Engine*>(transport.attachment.get());
   return engine == nullptr ? 0 : engine->slots().reserved_bytes();
 }
 
 std::uint64_t staging_bytes(const Transport& transport) {
+  const detail::UseHold hold(transport.sole_use());
   const auto* const engine = dynamic_cast<const Engine*>(transport.attachment.get());
   return engine == nullptr ? 0 : engine->network().staging_bytes();
 }

@@ -4,6 +4,7 @@
 // Life: running -> succeeded
 //               -> failing (an error is known; peers may still read memory of the caller) -> failed
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -61,7 +62,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void fail(const Error& error);
   bool running() const { return state_ == State::running; }
   bool failing() const { return state_ == State::failing; }
-  bool over() const { return state_ == State::succeeded || state_ == State::failed; }
+  /// May be asked while another thread works on it.
+  bool over() const {
+    const State state = state_;
+    return state == State::succeeded || state == State::failed;
+  }
   const std::optional<Error>& error() const { return error_; }
   void end_failing() { state_ = State::failed; }
 
@@ -103,7 +108,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::shared_ptr<PlanState> plan_;
   const PlanUse plan_use_;
   wire::CallId call_;
-  State state_ = State::running;
+  std::atomic<State> state_ = State::running;
   std::optional<Error> error_;
 };
 

@@ -67,12 +67,16 @@ PendingBase& PendingBase::operator=(PendingBase&& other) noexcept {
 }
 
 PendingBase::~PendingBase() {
-  if (!operation_ || operation_->over()) return;
+  if (!operation_) return;
+  const std::shared_ptr<SoleUse> use = operation_->exchange().use;
   try {
-    cancel("its Pending was dropped before it was done");
+    if (!operation_->over()) cancel("its Pending was dropped before it was done");
   } catch (const Error&) {
-    // Another thread is inside the transport, against the rule; nothing can be done from here.
+    // Another thread is inside the transport, against the rule, or this is a forked child, where
+    // there is nothing to end.
   }
+  const UseHold hold(use);
+  operation_.reset();
 }
 
 bool PendingBase::progress() {

@@ -129,6 +129,7 @@ ExchangeOptions filled_in(const ExchangeOptions& wanted, const RowShape& shape,
 ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement where,
                              RowShape row_shape, const ExchangeOptions& wanted)
     : engine(owner),
+      use(owner.transport().sole_use()),
       id(number),
       placement(std::move(where)),
       shape(row_shape),
@@ -146,7 +147,8 @@ ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement wher
       engine_alive_(owner.alive()) {}
 
 ExchangeState::~ExchangeState() {
-  if (!engine_alive_.expired()) engine.let_go(*this);
+  // A forked child has none of the node's memory.
+  if (!engine_alive_.expired() && !use->is_forked()) engine.let_go(*this);
 }
 
 plan::PlanContext ExchangeState::plan_context() const {

@@ -88,6 +88,7 @@ class ExchangeState {
   ExchangeState& operator=(const ExchangeState&) = delete;
 
   Engine& engine;
+  const std::shared_ptr<SoleUse> use;  ///< of the transport; the exchange may outlive that
   const std::uint32_t id;
   const Placement placement;
   const RowShape shape;

@@ -11,6 +11,7 @@
 #include "base/environment.hpp"
 #include "base/log.hpp"
 #include "ferry/error.hpp"
+#include "ferry/progress_thread.hpp"
 #include "ferry/threads.hpp"
 #include "launch/job.hpp"
 #include "launch/mpi_loader.hpp"
@@ -102,7 +103,8 @@ void run_in_job(const Launcher& launcher, const Options& options,
                             "links with a rate; fix: leave it out, the network has its own",
                             options.link_bits_per_s, launcher.name));
   }
-  const auto job = detail::start_job(launcher, {.deadline_s = options.deadline_s});
+  const auto job = detail::start_job(
+      launcher, {.many_threads = options.progress_thread, .deadline_s = options.deadline_s});
   check_shape(launcher, options, job->size());
   const auto transport = job->attach(job->size(), options.topology ? &*options.topology : nullptr);
   if (transport->rank() == 0) {
@@ -156,8 +158,13 @@ std::optional<Launcher> choose_launcher(const std::string& asked) {
 }
 
 void run_with_job(const Options& options,
-                  const std::function<void(Transport&, detail::MpiJob*)>& body) {
+                  const std::function<void(Transport&, detail::MpiJob*)>& ranks_body) {
   check_choice(options.mpi);
+  const auto body = [&](Transport& transport, detail::MpiJob* job) {
+    std::optional<ProgressThread> progress;
+    if (options.progress_thread) progress.emplace(transport);
+    ranks_body(transport, job);
+  };
   if (const auto launcher = choose_launcher(options.mpi)) {
     run_in_job(*launcher, options, body);
     return;

@@ -92,6 +92,11 @@ class SteppedTransport final : public Transport {
   ~SteppedTransport() override { attachment.reset(); }
 
   std::string_view name() const override { return "stepped"; }
+  void check_progress_thread() const override {
+    throw Error(ErrorCode::unsupported,
+                "ProgressThread: ranks of the stepped transport work in one thread, one step at a "
+                "time; fix: use threads");
+  }
   std::uint64_t preferred_fragment_bytes() const override { return shared_.options.fragment_bytes; }
 
   std::byte* create_region(std::uint64_t key, std::uint64_t bytes) override {

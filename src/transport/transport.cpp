@@ -16,6 +16,7 @@
 #include "ferry/error.hpp"
 #include "kernels/row_kernels.hpp"
 #include "transport/fence.hpp"
+#include "transport/sole_use.hpp"
 
 namespace ferry {
 
@@ -104,6 +105,11 @@ void check_target(const Transport& transport, int target, std::uint64_t bytes) {
 }
 
 }  // namespace
+
+Transport::Transport(int rank, Topology topology)
+    : rank_(rank),
+      topology_(std::move(topology)),
+      sole_use_(std::make_shared<detail::SoleUse>()) {}
 
 Transport::~Transport() = default;
 

@@ -20,6 +20,7 @@ from ferrylab import kernel, launchers, settings, state
 from ferrylab.common import LabError
 
 PAYLOAD_BYTES, REPEATS, ATTEMPTS = 32_000_000, 6, 3
+OVERLAP_TOKENS, OVERLAP_REPEATS = 610, 10  # rows of 4 KiB: 20 ms at 1 Gbit/s
 MIN_UTILISATION = 0.90   # of the rate, by payload, with Open MPI
 MAX_OVERHEAD = 1.03      # link bytes against payload: headers at an MTU of 9000
 RATE = 1_000_000_000
@@ -338,6 +339,22 @@ def test_failure(program):
             expect(not processes_in_hosts(name), f"left: {processes_in_hosts(name)}")
 
 
+def test_overlap(program):
+    """Rows travel while ranks compute: with polling, and with a progress thread and no polling."""
+    need_lab()
+    need_mpi("openmpi")
+    with lab_up() as name:
+        # Others may need the cores: it is enough that it is seen once.
+        for _ in range(ATTEMPTS):
+            done = subprocess.run(words("run", "--name", name, "--own-cores", "--timeout", 40, "--",
+                                        program, OVERLAP_TOKENS, OVERLAP_REPEATS),
+                                  stdout=subprocess.PIPE, text=True, check=False)
+            print(done.stdout, end="", flush=True)
+            if done.returncode == 0:
+                return
+        fail(f"rows did not travel while ranks computed, {ATTEMPTS} times")
+
+
 def list_keepers(name):
     return [member for found, member in state.keepers() if found == name]
 
@@ -346,8 +363,8 @@ PARTS = {"settings": test_settings, "refusals": test_refusals, "up_down": test_u
          "isolation": test_isolation, "side_by_side": test_side_by_side, "jobs": test_jobs,
          "payload_openmpi": lambda: test_payload("openmpi"),
          "payload_mpich": lambda: test_payload("mpich"), "timeout": test_timeout,
-         "crash": test_crash, "failure": test_failure}
-WITH_PROGRAM = {"failure"}
+         "crash": test_crash, "failure": test_failure, "overlap": test_overlap}
+WITH_PROGRAM = {"failure", "overlap"}
 
 
 def main():

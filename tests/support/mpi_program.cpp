@@ -17,6 +17,7 @@
 #include "base/environment.hpp"
 #include "ferry/launch.hpp"
 #include "launch/mpi_loader.hpp"
+#include "support/rank_program.hpp"
 #include "transport/unique_fd.hpp"
 
 namespace ferry::support {
@@ -58,8 +59,10 @@ struct JobFile {
 };
 
 JobFile& job_file() {
-  static JobFile made{detail::start_job(*launch::find_launcher(), {.deadline_s = kEndLimit_s}),
-                      map_file()};
+  static JobFile made{
+      detail::start_job(*launch::find_launcher(),
+                        {.many_threads = wants_progress_threads(), .deadline_s = kEndLimit_s}),
+      map_file()};
   return made;
 }
 

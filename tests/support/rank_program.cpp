@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "base/environment.hpp"
+#include "ferry/progress_thread.hpp"
 #include "ferry/threads.hpp"
 #include "support/mpi_program.hpp"
 #include "transport/stepped.hpp"
@@ -41,6 +43,8 @@ std::string_view to_string(TransportKind kind) {
   }
   return "unknown";
 }
+
+bool wants_progress_threads() { return base::environment("FERRY_TEST_PROGRESS") == "thread"; }
 
 namespace {
 
@@ -163,6 +167,8 @@ class Runner {
   }
 
   void run_blocking(Transport& transport, Meeting& meeting) {
+    std::optional<ProgressThread> progress;
+    if (wants_progress_threads()) progress.emplace(transport);
     set_limits(transport, {.deadline_s = options_.deadline_s});
     RankContext context(transport, meeting, true);
     {

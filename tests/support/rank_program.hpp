@@ -60,6 +60,9 @@ struct Failure {
 };
 Failure describe_exception(const std::exception_ptr& error);
 
+/// FERRY_TEST_PROGRESS=thread: ranks that are threads or processes have a ProgressThread each.
+bool wants_progress_threads();
+
 /// `co_await failure_of([&] { return exchange.start_plan(routing); })` gives the Failure of a call,
 /// thrown at once or later, or nothing when it succeeded.
 template <typename Start>

@@ -200,6 +200,28 @@ class Job final : public MpiJob {
         "MPI_Alltoallv");
   }
 
+  void swap_and_meet(std::span<const Swap> swaps, std::span<const int> ranks) override {
+    const MPI_Comm group = comm_of(ranks);
+    requests_.assign(2 * swaps.size(), MPI_REQUEST_NULL);
+    std::size_t next = 0;
+    for (const Swap& swap : swaps) {
+      const MpiBytes length(swap.receive.size());
+      check_mpi(MPI_Irecv(swap.receive.data(), length.count(), length.type(), swap.peer, 0,
+                          own_comm(), &requests_[next++]),
+                "MPI_Irecv");
+    }
+    for (const Swap& swap : swaps) {
+      const MpiBytes length(swap.send.size());
+      check_mpi(MPI_Isend(swap.send.data(), length.count(), length.type(), swap.peer, 0, own_comm(),
+                          &requests_[next++]),
+                "MPI_Isend");
+    }
+    check_mpi(
+        MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
+        "MPI_Waitall");
+    check_mpi(MPI_Barrier(group), "MPI_Barrier");
+  }
+
   bool meet(double limit_s, Transport* transport) override {
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
@@ -232,6 +254,23 @@ class Job final : public MpiJob {
     return own_comm_;
   }
 
+  // Made once for each list of ranks, and kept. Collective over them.
+  MPI_Comm comm_of(std::span<const int> ranks) {
+    const auto known = groups_.find({ranks.begin(), ranks.end()});
+    if (known != groups_.end()) return known->second;
+    MPI_Group all = MPI_GROUP_NULL;
+    MPI_Group some = MPI_GROUP_NULL;
+    MPI_Comm made = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_group(own_comm(), &all), "MPI_Comm_group");
+    check_mpi(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some),
+              "MPI_Group_incl");
+    check_mpi(MPI_Comm_create_group(own_comm(), some, 0, &made), "MPI_Comm_create_group");
+    check_mpi(MPI_Group_free(&some), "MPI_Group_free");
+    check_mpi(MPI_Group_free(&all), "MPI_Group_free");
+    groups_.emplace(std::vector<int>(ranks.begin(), ranks.end()), made);
+    return made;
+  }
+
   // Made once for each number of ranks, and kept: communicators are scarce.
   MPI_Comm first_ranks(int num_ranks) {
     if (num_ranks == size_) return MPI_COMM_WORLD;
@@ -251,6 +290,8 @@ class Job final : public MpiJob {
   int rank_ = 0;
   int size_ = 1;
   std::map<int, MPI_Comm> comms_;
+  std::map<std::vector<int>, MPI_Comm> groups_;
+  std::vector<MPI_Request> requests_;  ///< kept from swap to swap
 };
 
 }  // namespace

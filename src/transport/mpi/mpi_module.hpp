@@ -29,6 +29,13 @@ struct RankParts {
   std::span<const std::int64_t> offsets;  ///< by rank of the job
 };
 
+/// A message to a rank of the job and one from it.
+struct Swap {
+  int peer = -1;
+  std::span<const std::byte> send;
+  std::span<std::byte> receive;
+};
+
 /// This process as one rank of an MPI job. MPI is initialised unless the program did so, and ends
 /// with the object then.
 class MpiJob {
@@ -54,6 +61,10 @@ class MpiJob {
   /// Errors: invalid_argument (lists of another length), unsupported (2^31 units or more),
   ///         peer_failed (text of MPI)
   virtual void alltoallv(const RankParts& send, const RankParts& receive) = 0;
+  /// All swaps at once, then MPI_Barrier of `ranks`, this one among them.
+  /// Requires: the ranks of a barrier name the same ranks in the same order
+  /// Errors: peer_failed (text of MPI)
+  virtual void swap_and_meet(std::span<const Swap> swaps, std::span<const int> ranks) = 0;
 
   /// Returns true when every rank of the job is here; false when they are not after limit_s, or
   /// some seconds after the job of `transport` (may be null) was aborted.

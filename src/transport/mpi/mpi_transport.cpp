@@ -20,6 +20,7 @@
 #include "ferry/error.hpp"
 #include "transport/fence.hpp"
 #include "transport/misuse.hpp"
+#include "transport/sole_use.hpp"
 
 namespace ferry::detail {
 
@@ -40,6 +41,12 @@ constexpr int kRoundsPerAbortPoll = 32;
 constexpr double kFinishLimit_s = 5;
 constexpr double kAbortedLimit_s = 0.1;
 
+int thread_level() {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  return level;
+}
+
 bool ranks_have_cores(const Topology& topology, int node) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -57,6 +64,7 @@ MpiTransport::MpiTransport(std::shared_ptr<CommPairs> pairs, const CommPair& pai
       regions_(pair.rank, std::move(links)),
       hosts_(std::move(hosts)),
       process_(::getpid()),
+      main_thread_only_(thread_level() < MPI_THREAD_SERIALIZED),
       spin_rounds_(ranks_have_cores(this->topology(), node()) ? kSpinRounds : 0),
       lane_of_source_(static_cast<std::size_t>(pair.size), -1) {}
 
@@ -77,6 +85,7 @@ MpiTransport::~MpiTransport() {
 }
 
 void MpiTransport::mpi_ends() noexcept {
+  const UseHold hold(sole_use());
   try {
     close_mpi();
   } catch (const std::exception&) {
@@ -132,7 +141,16 @@ bool MpiTransport::finish_dropped() {
 }
 
 void MpiTransport::require_mpi(std::string_view call) const {
-  if (open_ && ::getpid() == process_) return;
+  if (open_ && ::getpid() == process_) {
+    int is_main = 1;
+    if (main_thread_only_) MPI_Is_thread_main(&is_main);
+    if (is_main != 0) return;
+    throw Error(ErrorCode::wrong_thread,
+                fmt::format("{} on rank {}: called on another thread than the one that initialised "
+                            "MPI, which provides no more than MPI_THREAD_FUNNELED; fix: ask "
+                            "MPI_Init_thread for MPI_THREAD_SERIALIZED or more",
+                            call, rank()));
+  }
   throw Error(
       ErrorCode::peer_failed,
       fmt::format("{}: {} on rank {}; fix: end the work with exchanges before", call,
@@ -382,6 +400,15 @@ void MpiTransport::abort(const std::string& text) {
 WaitOutcome MpiTransport::wait_until(Waiter& waiter) {
   require_mpi("wait");
   return Transport::wait_until(waiter);
+}
+
+void MpiTransport::check_progress_thread() const {
+  require_mpi("ProgressThread");
+  if (thread_level() >= MPI_THREAD_MULTIPLE) return;
+  throw Error(ErrorCode::unsupported,
+              fmt::format("ProgressThread on rank {}: MPI was initialised for fewer threads; fix: "
+                          "ask MPI_Init_thread for MPI_THREAD_MULTIPLE, or poll",
+                          rank()));
 }
 
 void MpiTransport::rest(int round) {

@@ -55,6 +55,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   void abort(const std::string& text) override;
   std::optional<std::string> aborted() const override { return regions_.links().aborted(); }
   std::string host_of(int rank) const override { return hosts_.at(static_cast<std::size_t>(rank)); }
+  void check_progress_thread() const override;
 
  protected:
   std::uint64_t start_send(int target, MessageKind kind, std::span<const std::byte> bytes) override;
@@ -86,6 +87,8 @@ class MpiTransport final : public Transport, private MpiEndListener {
   void close_mpi();
   bool finish_accepted(double limit_s);
   bool finish_dropped();
+  /// Errors: peer_failed, once MPI has ended and in a forked child; wrong_thread, where MPI serves
+  ///         only the thread that initialised it
   void require_mpi(std::string_view call) const;
   int tag_of(MessageKind kind) const { return pair_.first_tag + static_cast<int>(kind); }
   int abort_tag() const { return pair_.first_tag + CommPairs::kTags - 1; }
@@ -102,6 +105,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   SharedRegions regions_;
   std::vector<std::string> hosts_;  ///< by rank
   pid_t process_;
+  const bool main_thread_only_;  ///< MPI provides no more than MPI_THREAD_FUNNELED
   bool open_ = true;
   int spin_rounds_;
   LookTurns looks_;

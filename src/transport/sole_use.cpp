@@ -1,0 +1,48 @@
+// Who works on a transport: see sole_use.hpp.
+
+#include "transport/sole_use.hpp"
+
+#include <unistd.h>
+
+namespace ferry::detail {
+
+SoleUse::SoleUse() : process_(::getpid()) {}
+
+bool SoleUse::is_forked() const { return ::getpid() != process_; }
+
+void SoleUse::lock() {
+  if (is_forked()) return;
+  waiting_.fetch_add(1, std::memory_order_relaxed);
+  mutex_.lock();
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void SoleUse::unlock() {
+  if (!is_forked()) mutex_.unlock();
+}
+
+bool SoleUse::take_progress() {
+  const std::lock_guard lock(mutex_);
+  return !std::exchange(has_progress_, true);
+}
+
+void SoleUse::give_progress_back() {
+  const std::lock_guard lock(mutex_);
+  has_progress_ = false;
+}
+
+void SoleUse::work_came() {
+  has_work_ = true;
+  if (has_progress_) woken_.notify_all();
+}
+
+void SoleUse::wait_for_work(const std::atomic<bool>& stop) {
+  woken_.wait(mutex_, [&] { return has_work_ || stop.load(std::memory_order_relaxed); });
+}
+
+void SoleUse::wake() {
+  const std::lock_guard lock(mutex_);
+  woken_.notify_all();
+}
+
+}  // namespace ferry::detail
