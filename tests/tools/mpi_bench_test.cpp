@@ -120,6 +120,24 @@ TEST_P(MpiBench, VirtualNodesAndTheTable) {
   EXPECT_EQ(outcome.out.find("Why:  "), outcome.out.rfind("Why:  ")) << "printed more than once";
 }
 
+TEST_P(MpiBench, OneMessageOfTheSameBytesIsMeasuredWhereThereAreRails) {
+  const std::string with_rails = kSmall + "--strategy flat,node_dedup --baseline rail_message ";
+  const Outcome outcome = run(4, with_rails + "--nodes 2 --json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::vector<Json> objects = json_lines(outcome.out);
+  ASSERT_EQ(objects.size(), 2U) << outcome.out;
+  for (const Json& object : objects) {
+    EXPECT_GT(object.at("rail_message_us").at("median"), 0);
+    EXPECT_GT(object.at("vs_rail_message"), 0);
+    EXPECT_GT(object.at("vs_rail_message_in_two"), 0);
+  }
+  EXPECT_NE(run(4, with_rails + "--nodes 2").out.find("ours / one message per node"),
+            std::string::npos);
+  const Outcome one_node = run(2, with_rails + "--json");
+  ASSERT_EQ(one_node.code, 0) << one_node.err;
+  EXPECT_FALSE(json_lines(one_node.out).at(0).contains("rail_message_us"));
+}
+
 TEST_P(MpiBench, ALabSaysWhatItsLinksCarry) {
   const std::string two_nodes = kSmall + "--nodes 2 --strategy node_dedup --json";
   const std::string rate = "FERRY_LAB_LINK_RATE=1e9";

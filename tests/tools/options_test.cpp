@@ -108,8 +108,12 @@ TEST(BenchFlags, TheBaselineNeedsALauncherAndItsOwnModes) {
   EXPECT_NE(refusal(flags).find("--baseline alltoallv: needs ranks that are MPI processes"),
             std::string::npos);
   EXPECT_TRUE(parse_bench_flags(flags, launcher_of(4)).baseline);
+  EXPECT_FALSE(parse_bench_flags(flags, launcher_of(4)).rail_message);
   flags.weights = "at_expert";
   EXPECT_NE(refusal_in_job(flags, 4).find("--weights at_combine"), std::string::npos);
+  flags.baselines = {"rail_message"};
+  EXPECT_TRUE(parse_bench_flags(flags, launcher_of(4)).rail_message);
+  EXPECT_NE(refusal(flags).find("--baseline rail_message: needs ranks"), std::string::npos);
   flags.baselines = {"gloo"};
   EXPECT_NE(refusal_in_job(flags, 4).find("--baseline gloo: no such baseline"), std::string::npos);
 }

@@ -124,28 +124,32 @@ void check_launcher_flags(const std::optional<launch::Launcher>& launcher,
     }
     return;
   }
-  if (options.baseline) {
+  if (options.baseline || options.rail_message) {
     throw tools::UsageError(
-        fmt::format("--baseline alltoallv: needs ranks that are MPI processes; fix: start it with "
+        fmt::format("--baseline {}: needs ranks that are MPI processes; fix: start it with "
                     "`mpirun -n {} ferry bench ...` and without --mpi off",
-                    options.num_ranks()));
+                    options.baseline ? "alltoallv" : "rail_message", options.num_ranks()));
   }
 }
 
-bool parse_baselines(const BenchFlags& flags, const BenchOptions& options) {
+void parse_baselines(const BenchFlags& flags, BenchOptions& options) {
   for (const std::string& name : flags.baselines) {
-    if (name == "alltoallv") continue;
-    throw tools::UsageError(
-        fmt::format("--baseline {}: no such baseline; allowed: alltoallv", name));
+    if (name == "alltoallv") {
+      options.baseline = true;
+    } else if (name == "rail_message") {
+      options.rail_message = true;
+    } else {
+      throw tools::UsageError(
+          fmt::format("--baseline {}: no such baseline; allowed: alltoallv, rail_message", name));
+    }
   }
-  if (flags.baselines.empty()) return false;
+  if (!options.baseline) return;
   if (options.layout != Layout::expert_major || options.weights != WeightMode::at_combine) {
     throw tools::UsageError(
         fmt::format("--baseline alltoallv: does what --layout expert_major --weights at_combine "
                     "does, not {} and {}; fix: leave those flags out",
                     to_string(options.layout), to_string(options.weights)));
   }
-  return true;
 }
 
 /// Only what the trace does not decide may be given beside --trace.
@@ -316,7 +320,9 @@ void add_bench_flags(CLI::App& command, BenchFlags& flags) {
       .add("--baseline", flags.baselines,
            "alltoallv: also measure MPI_Alltoallv with packing and unpacking, with one row per "
            "(token,\n"
-           "expert) and with one per (token, rank); needs mpirun")
+           "expert) and with one per (token, rank). rail_message: one message per node of a "
+           "strategy's\n"
+           "bytes, then a barrier of the node. Both need mpirun")
       ->type_name("NAME");
   group.add("--repeat", plain.repeat, "timed repeats, after one warm-up")->capture_default_str();
   command.add_flag("--json", plain.json, "one JSON object per line and strategy; docs/metrics.md")
@@ -346,7 +352,7 @@ BenchOptions parse_bench_flags(const BenchFlags& flags,
   options.tokens = tools::parse_tokens(flags.tokens, options.num_ranks());
   options.pattern = tools::parse_routing(options.routing);
   options.fault = parse_fault(flags.fault);
-  options.baseline = parse_baselines(flags, options);
+  parse_baselines(flags, options);
   check_launcher_flags(launcher, options);
   check_trace_flags(options);
   return options;

@@ -53,7 +53,8 @@ struct BenchOptions {
 
   // How it is measured and told
   int repeat = 10;
-  bool baseline = false;  ///< MPI_Alltoallv, per-expert and per-rank rows
+  bool baseline = false;      ///< MPI_Alltoallv, per-expert and per-rank rows
+  bool rail_message = false;  ///< one message per node of the bytes of each strategy
   bool json = false;
   Fault fault = Fault::none;
 

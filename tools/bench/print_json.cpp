@@ -96,6 +96,12 @@ std::string to_json(const RunContext& context, const StrategyResult& result,
   json["window_bytes"] = result.window_bytes;
   json["pool_bytes"] = result.pool_bytes;
   json["peak_bytes"] = result.peak_bytes;
+  if (result.rail_message_us) {
+    json["rail_message_us"] = spread(*result.rail_message_us);
+    json["vs_rail_message"] = tools::ratio(result.total_us() / result.rail_message_us->median);
+    json["vs_rail_message_in_two"] =
+        tools::ratio(result.total_in_two_us() / result.rail_message_us->median);
+  }
   for (const BaselineResult& baseline : baselines) add_baseline(json, result, baseline);
   if (context.settings.link_bits_per_s > 0) {
     json["link_utilisation"] = tools::ratio(result.link_utilisation());

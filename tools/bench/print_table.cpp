@@ -121,6 +121,18 @@ std::string baselines_of(const RunContext& context, const RunResult& result) {
                     context.settings.mpi);
 }
 
+std::string rail_messages_of(const std::vector<StrategyResult>& results) {
+  std::string parts;
+  for (const StrategyResult& ours : results) {
+    if (!ours.rail_message_us) continue;
+    parts += fmt::format("{}{} {:.2f}x", parts.empty() ? "" : ", ", to_string(ours.strategy),
+                         ours.total_us() / ours.rail_message_us->median);
+  }
+  if (parts.empty()) return "";
+  return fmt::format(
+      "ours / one message per node of the same bytes and a barrier of the node: {}\n\n", parts);
+}
+
 }  // namespace
 
 std::string to_table(const RunContext& context, const RunResult& result) {
@@ -142,6 +154,7 @@ std::string to_table(const RunContext& context, const RunResult& result) {
       "({}) / dispatch, / combine\n\n",
       tools::duration(results.front().memcpy_us.median));
   text += baselines_of(context, result);
+  text += rail_messages_of(results);
   return text + "Why:  " + why_best(context, results) + "\nNext: " + what_next(context, results) +
          "\n";
 }

@@ -79,6 +79,9 @@ RankBench::RankBench(RunContext& context, Transport& transport)
     exchanges_.emplace_back(transport, context.workload.placement, context.workload.shape,
                             exchange_options(context.options, strategy));
   }
+  if (context.options.rail_message && RailReference::exists(context.workload.topology)) {
+    rail_reference_.emplace(*context.job, context.workload.topology);
+  }
   if (!context.options.baseline) return;
   for (const BaselineRows which : kBaselines) {
     baselines_.emplace_back(
@@ -157,6 +160,7 @@ void RankBench::run_once(std::size_t strategy, int repeat) {
   const ExpertRows rows = run_dispatch(strategy, plan, times);
   run_combine(strategy, rows, times);
   check(strategy, plan, rows);
+  if (rail_reference_) run_rail_reference(times);
 
   RankRecord& record = context_.ranks[static_cast<std::size_t>(rank_)].strategies[strategy];
   record.summary = plan.summary();
@@ -230,6 +234,15 @@ void RankBench::run_combine(std::size_t strategy, const ExpertRows& rows, Repeat
   times.combine.end_s = now_s();
   count_control(before);
   counted_.combine = transport_.counters().payload_bytes - before.payload_bytes;
+}
+
+void RankBench::run_rail_reference(RepeatTimes& times) {
+  rail_reference_->set_bytes(counted_.metadata + counted_.dispatch + counted_.combine);
+  rail_reference_->run();  // untimed
+  stage_.line_up();
+  times.rail_message.start_s = now_s();
+  rail_reference_->run();
+  times.rail_message.end_s = now_s();
 }
 
 void RankBench::count_control(const TrafficCounters& before) {

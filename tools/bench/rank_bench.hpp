@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "bench/baseline_bench.hpp"
 #include "bench/memory.hpp"
 #include "bench/options.hpp"
+#include "bench/rail_reference.hpp"
 #include "bench/record.hpp"
 #include "bench/stage.hpp"
 #include "bench/start_line.hpp"
@@ -59,6 +61,7 @@ class RankBench {
   void count_control(const TrafficCounters& before);
   void check(std::size_t strategy, const Plan& plan, const ExpertRows& rows);
   void run_baselines(int repeat);
+  void run_rail_reference(RepeatTimes& times);
   /// Bytes on the heap of this process, where this rank is the one that counts them; else 0.
   std::uint64_t heap_bytes() const;
   void note_settings();
@@ -78,6 +81,7 @@ class RankBench {
   MemcpyReference reference_copy_;
   std::vector<Exchange> exchanges_;
   std::vector<BaselineBench> baselines_;
+  std::optional<RailReference> rail_reference_;
   // Of the repeat that runs.
   int repeat_ = -1;
   support::Reference oracle_;

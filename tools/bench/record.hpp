@@ -23,6 +23,7 @@ struct RepeatTimes {
   Interval dispatch;
   Interval combine;
   Interval plan_and_dispatch;
+  Interval rail_message;  ///< of --baseline rail_message
 };
 
 /// Bytes that the transport counted in one repeat.

@@ -118,6 +118,9 @@ StrategyResult summarise_strategy(const RunContext& context, std::size_t strateg
   result.combine_us = times_of(context, strategy, &RepeatTimes::combine);
   result.plan_and_dispatch_us = times_of(context, strategy, &RepeatTimes::plan_and_dispatch);
   result.memcpy_us = times_of(context, strategy, &RepeatTimes::memcpy);
+  if (context.options.rail_message && RailReference::exists(context.workload.topology)) {
+    result.rail_message_us = times_of(context, strategy, &RepeatTimes::rail_message);
+  }
   for (std::size_t rank = 0; rank < context.ranks.size(); ++rank) {
     const RankRecord& record = context.ranks[rank].strategies[strategy];
     result.logical_bytes_dispatch +=
