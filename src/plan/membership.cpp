@@ -8,12 +8,11 @@
 #include <cstddef>
 #include <span>
 
+#include "plan/as_size.hpp"
 #include "plan/memory.hpp"
 
 namespace ferry::plan {
 namespace {
-
-std::size_t as_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 /// Splits one routing; lives for one call. Stamps hold token + 1, so that 0 means "not yet".
 class Splitter {

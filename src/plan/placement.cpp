@@ -15,24 +15,24 @@
 namespace ferry {
 namespace {
 
-[[noreturn]] void refuse(const std::string& text) {
+[[noreturn]] void refuse_placement(const std::string& text) {
   throw Error(ErrorCode::invalid_argument, "placement: " + text);
 }
 
 void check_ranks(std::size_t expert, const std::vector<int>& ranks) {
   if (ranks.empty()) {
-    refuse(
+    refuse_placement(
         fmt::format("expert {} is on no rank; allowed: at least one rank; fix: place it", expert));
   }
   for (std::size_t copy = 0; copy < ranks.size(); ++copy) {
     if (ranks[copy] < 0) {
-      refuse(
+      refuse_placement(
           fmt::format("expert {} is on rank {}; allowed: 0 and above; fix: name an existing rank",
                       expert, ranks[copy]));
     }
     const auto before = ranks.begin() + static_cast<std::ptrdiff_t>(copy);
     if (std::find(ranks.begin(), before, ranks[copy]) != before) {
-      refuse(
+      refuse_placement(
           fmt::format("expert {} is twice on rank {}; allowed: one copy per rank; fix: name each "
                       "rank once",
                       expert, ranks[copy]));
@@ -44,8 +44,9 @@ void check_ranks(std::size_t expert, const std::vector<int>& ranks) {
 
 Placement Placement::contiguous(int num_experts, int num_ranks) {
   if (num_experts < 1 || num_ranks < 1) {
-    refuse(fmt::format("{} experts on {} ranks; allowed: at least 1 of each; fix: give both sizes",
-                       num_experts, num_ranks));
+    refuse_placement(
+        fmt::format("{} experts on {} ranks; allowed: at least 1 of each; fix: give both sizes",
+                    num_experts, num_ranks));
   }
   std::vector<int> rank_of_expert(static_cast<std::size_t>(num_experts));
   for (int expert = 0; expert < num_experts; ++expert) {
@@ -64,7 +65,8 @@ Placement Placement::from_map(const std::vector<int>& rank_of_expert) {
 
 Placement Placement::with_replicas(std::vector<std::vector<int>> ranks_of_expert) {
   if (ranks_of_expert.empty()) {
-    refuse("the map has no expert; allowed: at least 1; fix: name the rank of every expert");
+    refuse_placement(
+        "the map has no expert; allowed: at least 1; fix: name the rank of every expert");
   }
   for (std::size_t expert = 0; expert < ranks_of_expert.size(); ++expert) {
     check_ranks(expert, ranks_of_expert[expert]);

@@ -9,13 +9,12 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "plan/as_size.hpp"
 #include "plan/lanes.hpp"
 #include "plan/memory.hpp"
 
 namespace ferry::plan {
 namespace {
-
-std::size_t as_size(int value) { return static_cast<std::size_t>(value); }
 
 int num_local_experts(const ExpertIndex& experts, int rank) {
   return static_cast<int>(experts.experts_of_rank(rank).size());

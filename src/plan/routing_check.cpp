@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "plan/as_size.hpp"
 #include "plan/membership.hpp"
 
 namespace ferry::plan {
@@ -18,8 +19,6 @@ namespace {
 
 constexpr int kMaxTopk = 64;
 constexpr std::uint64_t kMaxEntries = std::uint64_t{1} << 32;  ///< item numbers are 32 bit
-
-std::size_t as_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 std::optional<std::string> find_size_error(const Routing& routing, int rank) {
   if (routing.num_topk < 1 || routing.num_topk > kMaxTopk) {

@@ -17,21 +17,21 @@ namespace {
 /// Far above any machine; keeps a mistyped size from becoming an allocation of many GB.
 constexpr std::int64_t kMaxRanks = 1 << 20;
 
-[[noreturn]] void refuse(const std::string& text) {
+[[noreturn]] void refuse_topology(const std::string& text) {
   throw Error(ErrorCode::invalid_argument, "topology: " + text);
 }
 
 void check_num_ranks(std::int64_t num_ranks) {
   if (num_ranks >= 1 && num_ranks <= kMaxRanks) return;
-  refuse(fmt::format("{} ranks; allowed: 1..{}; fix: give every node at least one rank", num_ranks,
-                     kMaxRanks));
+  refuse_topology(fmt::format("{} ranks; allowed: 1..{}; fix: give every node at least one rank",
+                              num_ranks, kMaxRanks));
 }
 
 void check_map(const std::vector<int>& node_of_rank, const std::vector<int>& socket_of_rank) {
   const auto num_ranks = static_cast<std::int64_t>(node_of_rank.size());
   check_num_ranks(num_ranks);
   if (!socket_of_rank.empty() && socket_of_rank.size() != node_of_rank.size()) {
-    refuse(
+    refuse_topology(
         fmt::format("socket_of_rank has {} entries; allowed: none, or {}, because node_of_rank "
                     "has {}; fix: name the socket of every rank",
                     socket_of_rank.size(), num_ranks, num_ranks));
@@ -39,13 +39,13 @@ void check_map(const std::vector<int>& node_of_rank, const std::vector<int>& soc
   for (std::size_t rank = 0; rank < node_of_rank.size(); ++rank) {
     // Without an empty node there are at most as many nodes as ranks.
     if (node_of_rank[rank] < 0 || node_of_rank[rank] >= num_ranks) {
-      refuse(
+      refuse_topology(
           fmt::format("node_of_rank[{}] = {}; allowed: 0..{}, because {} ranks can be on at most "
                       "{} nodes; fix: number the nodes 0, 1, 2, ... without a gap",
                       rank, node_of_rank[rank], num_ranks - 1, num_ranks, num_ranks));
     }
     if (!socket_of_rank.empty() && socket_of_rank[rank] < 0) {
-      refuse(
+      refuse_topology(
           fmt::format("socket_of_rank[{}] = {}; allowed: 0 and above; fix: number the sockets of "
                       "a node from 0",
                       rank, socket_of_rank[rank]));
@@ -75,8 +75,9 @@ Topology Topology::single_node(int num_ranks) { return uniform(1, num_ranks); }
 
 Topology Topology::uniform(int num_nodes, int ranks_per_node) {
   if (num_nodes < 1 || ranks_per_node < 1) {
-    refuse(fmt::format("{} nodes x {} ranks; allowed: at least 1 of each; fix: give both sizes",
-                       num_nodes, ranks_per_node));
+    refuse_topology(
+        fmt::format("{} nodes x {} ranks; allowed: at least 1 of each; fix: give both sizes",
+                    num_nodes, ranks_per_node));
   }
   check_num_ranks(static_cast<std::int64_t>(num_nodes) * ranks_per_node);
   return from_sizes(std::vector<int>(static_cast<std::size_t>(num_nodes), ranks_per_node));
@@ -86,8 +87,9 @@ Topology Topology::from_sizes(const std::vector<int>& ranks_per_node) {
   std::int64_t num_ranks = 0;
   for (std::size_t node = 0; node < ranks_per_node.size(); ++node) {
     if (ranks_per_node[node] < 1) {
-      refuse(fmt::format("node {} has {} ranks; allowed: at least 1; fix: leave the node out", node,
-                         ranks_per_node[node]));
+      refuse_topology(
+          fmt::format("node {} has {} ranks; allowed: at least 1; fix: leave the node out", node,
+                      ranks_per_node[node]));
     }
     num_ranks += ranks_per_node[node];
   }
@@ -118,7 +120,7 @@ Topology Topology::from_map(const std::vector<int>& node_of_rank,
   }
   for (int node = 0; node < num_nodes; ++node) {
     if (!made.ranks_of(node).empty()) continue;
-    refuse(
+    refuse_topology(
         fmt::format("node {} has no rank, but node {} has; allowed: nodes 0..{} with at least one "
                     "rank each; fix: number the nodes without a gap",
                     node, num_nodes - 1, num_nodes - 1));

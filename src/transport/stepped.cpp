@@ -24,7 +24,7 @@
 
 namespace ferry::stepped {
 
-namespace {
+// World::Impl has a name outside this file, and so has what it is made of.
 
 using detail::Message;
 using detail::MessagePtr;
@@ -225,6 +225,8 @@ WaitOutcome SteppedTransport::wait_until(Waiter& waiter) {
                           "already done; fix: use start_* and progress(), and World::step between",
                           rank()));
 }
+
+namespace {
 
 void check_options(const Options& options) {
   if (options.max_delay_steps < 0) {

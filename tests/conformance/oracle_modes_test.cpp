@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "constant_model.hpp"
 #include "support/numbers.hpp"
 #include "support/reference.hpp"
 #include "support/rows.hpp"
@@ -14,14 +15,6 @@ namespace ferry::support {
 namespace {
 
 constexpr float kBig = 16777216.0F;  // 2^24: adding 1 to it twice gives less than adding 2
-
-/// x = 1 in each column, expert e gives y = value[e].
-Model constant_model(const std::vector<float>& value) {
-  return {[](int, std::int64_t, std::span<float> row) { std::fill(row.begin(), row.end(), 1.0F); },
-          [value](int expert, std::span<const float>, std::span<float> y) {
-            std::fill(y.begin(), y.end(), value[static_cast<std::size_t>(expert)]);
-          }};
-}
 
 /// Nodes {0, 1} and {2, 3}; rank 0 holds experts 0, 1, rank 1 holds 2, rank 2 holds 3, 4, rank 3
 /// holds 5.

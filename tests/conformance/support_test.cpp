@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "constant_model.hpp"
 #include "support/numbers.hpp"
 #include "support/rank_program.hpp"
 #include "support/reference.hpp"
@@ -54,14 +55,6 @@ TEST(Numbers, RoundToNearestAndTiesToEven) {
   EXPECT_EQ(to_bits(DType::f16, 1.0F), 0x3C00U);
   EXPECT_EQ(to_bits(DType::bf16, std::numeric_limits<float>::max()), 0x7F80U);
   EXPECT_EQ(to_bits(DType::bf16, 1.0F), 0x3F80U);
-}
-
-/// Rows and experts in plain sight: x = 1 in each column, expert e gives y = value[e].
-Model constant_model(const std::vector<float>& value) {
-  return {[](int, std::int64_t, std::span<float> row) { std::fill(row.begin(), row.end(), 1.0F); },
-          [value](int expert, std::span<const float>, std::span<float> y) {
-            std::fill(y.begin(), y.end(), value[static_cast<std::size_t>(expert)]);
-          }};
 }
 
 float out_of(const Group& group, const std::vector<float>& y, const Routing& routing, int home) {

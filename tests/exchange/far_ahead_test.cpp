@@ -10,8 +10,8 @@
 namespace ferry {
 namespace {
 
-constexpr int kHidden = 64;
-constexpr int kTokens = 4;
+constexpr int kReplayHidden = 64;
+constexpr int kReplayTokens = 4;
 constexpr int kReplays = 200;
 
 /// Three ranks of one node; the last has no expert and no token.
@@ -19,9 +19,10 @@ class Rank {
  public:
   explicit Rank(Transport& transport)
       : idle_(transport.rank() == 2),
-        exchange_(transport, Placement::from_map({0, 1}), {.hidden = kHidden, .dtype = DType::f32}),
-        ids_(idle_ ? 0 : kTokens * 2),
-        x_(num_tokens() * kHidden, 1.0F),
+        exchange_(transport, Placement::from_map({0, 1}),
+                  {.hidden = kReplayHidden, .dtype = DType::f32}),
+        ids_(idle_ ? 0 : kReplayTokens * 2),
+        x_(num_tokens() * kReplayHidden, 1.0F),
         out_(x_.size()) {
     set_limits(transport, {.deadline_s = 2});
     for (std::size_t i = 0; i < ids_.size(); ++i) ids_[i] = static_cast<std::int32_t>(i % 2);
@@ -29,12 +30,12 @@ class Rank {
 
   bool idle() const { return idle_; }
   Exchange& exchange() { return exchange_; }
-  std::int64_t num_tokens() const { return idle_ ? 0 : kTokens; }
+  std::int64_t num_tokens() const { return idle_ ? 0 : kReplayTokens; }
   Routing routing() const {
     return Routing::of(num_tokens(), 2, std::span<const std::int32_t>(ids_));
   }
-  Matrix x() { return {x_.data(), DType::f32, num_tokens(), kHidden, 0}; }
-  Matrix out() { return {out_.data(), DType::f32, num_tokens(), kHidden, 0}; }
+  Matrix x() { return {x_.data(), DType::f32, num_tokens(), kReplayHidden, 0}; }
+  Matrix out() { return {out_.data(), DType::f32, num_tokens(), kReplayHidden, 0}; }
   void use(const Plan& plan) {
     const ExpertRows rows = exchange_.dispatch(plan, x());
     exchange_.combine(plan, rows.matrix(), out());

@@ -13,22 +13,23 @@
 namespace ferry {
 namespace {
 
-constexpr int kTokens = 64;
-constexpr int kHidden = 256;
+constexpr int kManyTokens = 64;
+constexpr int kWideHidden = 256;
 
 /// One rank with one expert: every token comes back as it is.
 class OneRank {
  public:
   explicit OneRank(Transport& transport)
-      : exchange_(transport, Placement::contiguous(1, 1), {.hidden = kHidden, .dtype = DType::f32}),
-        ids_(kTokens, 0),
-        x_(kTokens * kHidden, 1.5F) {}
+      : exchange_(transport, Placement::contiguous(1, 1),
+                  {.hidden = kWideHidden, .dtype = DType::f32}),
+        ids_(kManyTokens, 0),
+        x_(kManyTokens * kWideHidden, 1.5F) {}
 
   Exchange& exchange() { return exchange_; }
   Plan plan() {
-    return exchange_.plan(Routing::of(kTokens, 1, std::span<const std::int32_t>(ids_)));
+    return exchange_.plan(Routing::of(kManyTokens, 1, std::span<const std::int32_t>(ids_)));
   }
-  Matrix x() { return {x_.data(), DType::f32, kTokens, kHidden, 0}; }
+  Matrix x() { return {x_.data(), DType::f32, kManyTokens, kWideHidden, 0}; }
 
  private:
   Exchange exchange_;
@@ -69,8 +70,8 @@ TEST(Limits, PoolGrowsUpToItsLimitAndNamesTheHolders) {
 TEST(Limits, FreeSlotsMakeRoomBeforeThePoolRefuses) {
   threads::run({}, [](Transport& transport) {
     OneRank rank(transport);
-    const std::vector<std::int32_t> ids(4 * kTokens, 0);
-    std::vector<float> x(ids.size() * kHidden, 2.5F);
+    const std::vector<std::int32_t> ids(4 * kManyTokens, 0);
+    std::vector<float> x(ids.size() * kWideHidden, 2.5F);
     const auto num_tokens = static_cast<std::int64_t>(ids.size());
     const Plan small = rank.plan();
     const Plan large =
@@ -80,7 +81,7 @@ TEST(Limits, FreeSlotsMakeRoomBeforeThePoolRefuses) {
     const std::uint64_t limit = pool_bytes(transport) + large.summary().window_bytes - 1;
     set_limits(transport, {.pool_limit_bytes = limit});
     EXPECT_NO_THROW(
-        rank.exchange().dispatch(large, {x.data(), DType::f32, num_tokens, kHidden, 0}));
+        rank.exchange().dispatch(large, {x.data(), DType::f32, num_tokens, kWideHidden, 0}));
     EXPECT_LE(pool_bytes(transport), limit);
   });
 }
@@ -89,7 +90,8 @@ TEST(Limits, WindowBytesAreExactAndSlotsAreUsedAgain) {
   threads::run({}, [](Transport& transport) {
     OneRank rank(transport);
     const Plan plan = rank.plan();
-    EXPECT_EQ(plan.summary().window_bytes, static_cast<std::uint64_t>(kTokens) * kHidden * 4);
+    EXPECT_EQ(plan.summary().window_bytes,
+              static_cast<std::uint64_t>(kManyTokens) * kWideHidden * 4);
     rank.exchange().dispatch(plan, rank.x());
     const std::uint64_t reserved = pool_bytes(transport);
     for (int i = 0; i < 100; ++i) rank.exchange().dispatch(plan, rank.x());
@@ -117,17 +119,17 @@ TEST(Limits, OutputsMayBePackedInTheirWindow) {
   threads::run({}, [](Transport& transport) {
     Exchange exchange(transport, Placement::contiguous(1, 1),
                       {.hidden = kShort, .dtype = DType::f32});
-    const std::vector<std::int32_t> ids(kTokens, 0);
-    const std::vector<float> weights(kTokens, 1.0F);
+    const std::vector<std::int32_t> ids(kManyTokens, 0);
+    const std::vector<float> weights(kManyTokens, 1.0F);
     const Plan plan = exchange.plan(
-        Routing::of(kTokens, 1, std::span<const std::int32_t>(ids), std::span(weights)));
+        Routing::of(kManyTokens, 1, std::span<const std::int32_t>(ids), std::span(weights)));
     const OutputRows output = exchange.output(plan);
     auto* const packed = static_cast<float*>(output.matrix().data);
-    for (int i = 0; i < kTokens * kShort; ++i) packed[i] = static_cast<float>(i);
-    std::vector<float> out(kTokens * kShort);
-    exchange.combine(plan, {packed, DType::f32, kTokens, kShort, 0},
-                     {out.data(), DType::f32, kTokens, kShort, 0});
-    for (int i = 0; i < kTokens * kShort; ++i) ASSERT_EQ(out[i], static_cast<float>(i)) << i;
+    for (int i = 0; i < kManyTokens * kShort; ++i) packed[i] = static_cast<float>(i);
+    std::vector<float> out(kManyTokens * kShort);
+    exchange.combine(plan, {packed, DType::f32, kManyTokens, kShort, 0},
+                     {out.data(), DType::f32, kManyTokens, kShort, 0});
+    for (int i = 0; i < kManyTokens * kShort; ++i) ASSERT_EQ(out[i], static_cast<float>(i)) << i;
   });
 }
 

@@ -15,7 +15,7 @@
 namespace ferry {
 namespace {
 
-constexpr int kHidden = 16;
+constexpr int kBatchHidden = 16;
 constexpr int kTopk = 4;
 constexpr int kExperts = 12;
 
@@ -33,7 +33,8 @@ struct Batch {
       ids.push_back(static_cast<std::int32_t>(draw() % (kExperts + 1)) - 1);
       weights.push_back(0.25F * static_cast<float>(1U << (draw() % 3)));
     }
-    for (int i = 0; i < num_tokens * kHidden; ++i) x.push_back(static_cast<float>(draw() % 64));
+    for (int i = 0; i < num_tokens * kBatchHidden; ++i)
+      x.push_back(static_cast<float>(draw() % 64));
   }
   int num_tokens() const { return static_cast<int>(ids.size()) / kTopk; }
   Routing routing() const {
@@ -47,32 +48,32 @@ void apply_experts(const Plan& plan, const Matrix& rows) {
     for (std::int64_t row = plan.expert_offsets()[local]; row < plan.expert_offsets()[local + 1];
          ++row) {
       auto* const values = reinterpret_cast<float*>(rows.row(row));
-      for (int i = 0; i < kHidden; ++i) values[i] *= factor;
+      for (int i = 0; i < kBatchHidden; ++i) values[i] *= factor;
     }
   }
 }
 
 void expect_right(Exchange& exchange, Batch& batch) {
-  const ExpertRows rows =
-      exchange.dispatch(*batch.plan, {batch.x.data(), DType::f32, batch.num_tokens(), kHidden, 0});
+  const ExpertRows rows = exchange.dispatch(
+      *batch.plan, {batch.x.data(), DType::f32, batch.num_tokens(), kBatchHidden, 0});
   apply_experts(*batch.plan, rows.matrix());
   std::vector<float> out(batch.x.size(), -1);
   exchange.combine(*batch.plan, rows.matrix(),
-                   {out.data(), DType::f32, batch.num_tokens(), kHidden, 0});
+                   {out.data(), DType::f32, batch.num_tokens(), kBatchHidden, 0});
   for (std::size_t at = 0; at < out.size(); ++at) {
     float factor = 0;
     for (std::size_t slot = 0; slot < kTopk; ++slot) {
-      const std::size_t entry = at / kHidden * kTopk + slot;
+      const std::size_t entry = at / kBatchHidden * kTopk + slot;
       factor += batch.weights[entry] * static_cast<float>(batch.ids[entry] + 1);
     }
-    ASSERT_EQ(out[at], batch.x[at] * factor) << "token " << at / kHidden;
+    ASSERT_EQ(out[at], batch.x[at] * factor) << "token " << at / kBatchHidden;
   }
 }
 
 Exchange make_exchange(Transport& transport, Strategy strategy) {
   return {transport,
           Placement::contiguous(kExperts, transport.topology().num_ranks()),
-          {.hidden = kHidden, .dtype = DType::f32},
+          {.hidden = kBatchHidden, .dtype = DType::f32},
           {.strategy = strategy}};
 }
 
@@ -83,7 +84,7 @@ Batch draw_batch(std::mt19937& draw, int rank) {
   return {sizes[(seed + static_cast<std::uint32_t>(rank)) % 6], seed + 17 * rank};
 }
 
-class PlanMemory : public testing::TestWithParam<Strategy> {};
+class PlanMemory : public ::testing::TestWithParam<Strategy> {};
 
 TEST_P(PlanMemory, PlansOfDifferentSizesStayRightWhateverIsDroppedWhen) {
   threads::run({.nodes = 2, .ranks_per_node = 2}, [](Transport& transport) {
@@ -99,7 +100,7 @@ TEST_P(PlanMemory, PlansOfDifferentSizesStayRightWhateverIsDroppedWhen) {
         expect_right(exchange, *live[static_cast<std::size_t>(at)]);
         live.erase(live.begin() + at);
       }
-      if (testing::Test::HasFailure()) break;
+      if (::testing::Test::HasFailure()) break;
     }
   });
 }
@@ -123,8 +124,8 @@ TEST_P(PlanMemory, PlansThatAreMadeTogetherDoNotShareMemory) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PlanMemory,
-                         testing::Values(Strategy::flat, Strategy::rank_dedup,
-                                         Strategy::node_gather, Strategy::node_dedup));
+                         ::testing::Values(Strategy::flat, Strategy::rank_dedup,
+                                           Strategy::node_gather, Strategy::node_dedup));
 
 TEST(PlanMemory, ADroppedPlanLeavesItsMemoryToTheNextOfAnyExchange) {
   threads::run({}, [](Transport& transport) {

@@ -12,8 +12,8 @@
 namespace ferry {
 namespace {
 
-constexpr int kHidden = 16;
-constexpr int kTokens = 4;
+constexpr int kChainHidden = 16;
+constexpr int kChainTokens = 4;
 
 TEST(Waiting, TheRankAtTheEndOfTheChainIsNamed) {
   // Tokens go from rank 0 to 1 and from rank 1 to 2. Rank 2 dispatches nothing, so rank 1 cannot
@@ -23,9 +23,9 @@ TEST(Waiting, TheRankAtTheEndOfTheChainIsNamed) {
   threads::run({.nodes = 1, .ranks_per_node = 3}, [&](Transport& transport) {
     const int rank = transport.rank();
     Exchange exchange(transport, Placement::contiguous(3, 3),
-                      {.hidden = kHidden, .dtype = DType::f32});
-    const std::int64_t tokens = rank == 2 ? 0 : kTokens;
-    const std::vector<std::int32_t> ids(kTokens, rank + 1);
+                      {.hidden = kChainHidden, .dtype = DType::f32});
+    const std::int64_t tokens = rank == 2 ? 0 : kChainTokens;
+    const std::vector<std::int32_t> ids(kChainTokens, rank + 1);
     const Plan plan = exchange.plan(
         Routing::of(tokens, 1, std::span(ids).first(static_cast<std::size_t>(tokens))));
     barrier(transport);
@@ -35,8 +35,8 @@ TEST(Waiting, TheRankAtTheEndOfTheChainIsNamed) {
     }
     // Rank 1 gives signs of life, so rank 0 waits for ten times as long.
     set_limits(transport, {.deadline_s = rank == 0 ? 0.15 : 60});
-    std::vector<float> x(kTokens * kHidden, 1.0F);
-    const Matrix rows{x.data(), DType::f32, kTokens, kHidden, 0};
+    std::vector<float> x(kChainTokens * kChainHidden, 1.0F);
+    const Matrix rows{x.data(), DType::f32, kChainTokens, kChainHidden, 0};
     std::string text;
     try {
       const ExpertRows there = exchange.dispatch(plan, rows);

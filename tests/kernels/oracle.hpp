@@ -47,6 +47,9 @@ void fill_row(DType dtype, std::uint64_t row, std::size_t hidden, std::byte* out
 void store_bits(DType dtype, std::uint32_t bits, std::byte* out);
 std::uint32_t load_bits(DType dtype, const std::byte* at);
 
+/// What memory holds where no kernel may write.
+inline constexpr std::byte kUntouched{0xA5};
+
 inline constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
 /// Pins one SIMD target for a scope.

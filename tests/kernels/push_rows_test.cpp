@@ -9,8 +9,6 @@
 namespace ferry::kernels {
 namespace {
 
-constexpr std::byte kUntouched{0xA5};
-
 /// A push of `rows` rows into one window, whose rows are `stride` bytes apart from `first` on.
 struct Window {
   std::vector<std::byte> bytes;
@@ -56,7 +54,7 @@ void run_case(const Case& test) {
   Window window;
   const std::size_t padded = (to_bytes + 63) / 64 * 64 + 64;
   window.stride = test.same_place ? padded : padded + 4;
-  window.bytes.assign(first * window.stride + 192, kUntouched);
+  window.bytes.assign(first * window.stride + 192, testing::kUntouched);
   const auto start = reinterpret_cast<std::uintptr_t>(window.bytes.data());
   window.first = 64 + (64 - start % 64) % 64 + test.misplaced;
   // Targets of one row lie far apart, as they do in a window of experts.
@@ -64,7 +62,7 @@ void run_case(const Case& test) {
   for (std::size_t i = 0; i < first; ++i) targets.push_back(window.row(i * 29 % first));
   push_rows({test.from, test.to, static_cast<std::int64_t>(test.hidden), rows, targets});
 
-  std::vector<std::byte> expected(window.bytes.size(), kUntouched);
+  std::vector<std::byte> expected(window.bytes.size(), testing::kUntouched);
   for (const PushRow& row : rows) {
     const auto image = expected_row(test.from, test.to, {row.source, from_bytes});
     for (std::uint32_t i = row.first; i < row.first + row.count; ++i) {

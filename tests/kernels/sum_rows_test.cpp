@@ -12,8 +12,6 @@
 namespace ferry::kernels {
 namespace {
 
-constexpr std::byte kUntouched{0xA5};
-
 struct Shape {
   DType out = DType::f32;
   std::size_t hidden = 1;
@@ -27,7 +25,7 @@ class RandomSums {
     for (const std::uint32_t count : {1U, 8U, 0U, 2U, 3U, 17U, 64U}) add_row(count);
     out_bytes_ = shape.hidden * element_bytes(shape.out);
     stride_ = (out_bytes_ + 63) / 64 * 64 + 64;
-    out_.assign(rows_.size() * stride_ + 192, kUntouched);
+    out_.assign(rows_.size() * stride_ + 192, testing::kUntouched);
     const auto start = reinterpret_cast<std::uintptr_t>(out_.data());
     first_ = 64 + (64 - start % 64) % 64 + shape.misplaced;
     for (std::size_t r = 0; r < rows_.size(); ++r) {
@@ -36,13 +34,13 @@ class RandomSums {
   }
 
   std::vector<std::byte> run() {
-    std::fill(out_.begin(), out_.end(), kUntouched);
+    std::fill(out_.begin(), out_.end(), testing::kUntouched);
     sum_rows({shape_.out, static_cast<std::int64_t>(shape_.hidden), rows_, terms_});
     return out_;
   }
 
   std::vector<std::byte> expected() const {
-    std::vector<std::byte> image(out_.size(), kUntouched);
+    std::vector<std::byte> image(out_.size(), testing::kUntouched);
     for (std::size_t r = 0; r < rows_.size(); ++r) {
       const auto terms = std::span(terms_).subspan(rows_[r].first, rows_[r].count);
       for (std::size_t c = 0; c < shape_.hidden; ++c) {

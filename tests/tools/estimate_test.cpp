@@ -96,14 +96,14 @@ TEST(Estimate, CountsTheRowsThatTheBenchCounts) {
 }
 
 /// Rows inside a node by (writer, reader), from the definition of the landing rank.
-struct Inside {
+struct InsideRows {
   std::map<std::pair<int, int>, std::uint64_t> per_expert;
   std::map<std::pair<int, int>, std::uint64_t> per_rank;
 };
 
-Inside follow(const Scenario& scenario, Strategy strategy) {
+InsideRows follow(const Scenario& scenario, Strategy strategy) {
   const bool on_rail = strategy == Strategy::node_gather || strategy == Strategy::node_dedup;
-  Inside inside;
+  InsideRows inside;
   for (int source = 0; source < scenario.num_ranks(); ++source) {
     const support::RoutingData& data = scenario.routing[static_cast<std::size_t>(source)];
     for (std::int64_t token = 0; token < data.num_tokens; ++token) {
@@ -155,7 +155,7 @@ TEST(Estimate, FollowsRowsInsideANode) {
          {Strategy::flat, Strategy::rank_dedup, Strategy::node_gather, Strategy::node_dedup}) {
       SCOPED_TRACE(to_string(strategy));
       const StrategyEstimate estimate = estimator.estimate(strategy);
-      const Inside inside = follow(scenario, strategy);
+      const InsideRows inside = follow(scenario, strategy);
       expect_flow(estimate.dispatch.intra_node, inside.per_expert, 2048 * 2);
       expect_flow(estimate.combine.intra_node, inside.per_expert, 2048 * 2);
       expect_flow(estimate.intra_node_token_major,

@@ -7,7 +7,7 @@
 namespace ferry::wire::test {
 namespace {
 
-constexpr std::uint64_t kSeed = 777;
+constexpr std::uint64_t kRefusalSeed = 777;
 
 template <typename Header>
 Header sample();
@@ -77,8 +77,8 @@ TYPED_TEST(EveryHeader, EveryFlippedBitIsRefused) {
 // With a right checksum too, a byte is a field that comes back the same, or a refusal: one header
 // has one encoding.
 TYPED_TEST(EveryHeader, AcceptedBytesEncodeToThemselves) {
-  SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
-  std::mt19937_64 rng(kSeed);
+  SCOPED_TRACE(::testing::Message() << "seed " << kRefusalSeed);
+  std::mt19937_64 rng(kRefusalSeed);
   const auto bytes = encoded(sample<TypeParam>());
   int accepted = 0;
   for (int i = 0; i < 20000; ++i) {

@@ -10,7 +10,7 @@
 namespace ferry::wire::test {
 namespace {
 
-constexpr std::uint64_t kSeed = 20240607;
+constexpr std::uint64_t kHeadersSeed = 20240607;
 
 template <typename Header>
 void expect_round_trip(const Header& header) {
@@ -36,8 +36,8 @@ TEST(Headers, DefaultsComeBack) {
 }
 
 TEST(Headers, RandomValuesComeBack) {
-  SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
-  std::mt19937_64 rng(kSeed);
+  SCOPED_TRACE(::testing::Message() << "seed " << kHeadersSeed);
+  std::mt19937_64 rng(kHeadersSeed);
   const auto u32 = [&] { return static_cast<std::uint32_t>(rng()); };
   const auto kind = [&] { return static_cast<OpKind>(rng() % 6); };
   const auto dtype = [&] { return static_cast<DType>(rng() % 3); };

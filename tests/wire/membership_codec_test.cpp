@@ -10,7 +10,7 @@
 namespace ferry::wire::test {
 namespace {
 
-constexpr std::uint64_t kSeed = 31337;
+constexpr std::uint64_t kCodecSeed = 31337;
 
 void expect_round_trip(const plan::Membership& membership, const MembershipLimits& limits) {
   std::vector<std::byte> bytes(3, std::byte{0x55});  // appended to, not replaced
@@ -34,14 +34,14 @@ void expect_round_trip(const plan::Membership& membership, const MembershipLimit
 }
 
 void expect_random_round_trip(const MembershipShape& shape, std::mt19937_64& rng) {
-  SCOPED_TRACE(::testing::Message() << "seed " << kSeed << " num_tokens " << shape.num_tokens
+  SCOPED_TRACE(::testing::Message() << "seed " << kCodecSeed << " num_tokens " << shape.num_tokens
                                     << " num_topk " << shape.num_topk << " num_columns "
                                     << shape.num_columns << " density " << shape.density);
   expect_round_trip(random_membership(shape, rng), shape.limits());
 }
 
 TEST(MembershipCodec, EveryTopk) {
-  std::mt19937_64 rng(kSeed);
+  std::mt19937_64 rng(kCodecSeed);
   for (int num_topk = 1; num_topk <= 64; ++num_topk) {
     for (const double density : {0.02, 0.5, 1.0}) {
       expect_random_round_trip({.num_tokens = 257, .num_topk = num_topk, .num_columns = 64,
@@ -51,7 +51,7 @@ TEST(MembershipCodec, EveryTopk) {
 }
 
 TEST(MembershipCodec, SlotsAndWeightsAreThereWhenAskedFor) {
-  std::mt19937_64 rng(kSeed);
+  std::mt19937_64 rng(kCodecSeed);
   for (const int num_topk : {1, 2, 8, 64}) {
     for (const bool slots : {false, true}) {
       for (const bool weights : {false, true}) {
@@ -63,7 +63,7 @@ TEST(MembershipCodec, SlotsAndWeightsAreThereWhenAskedFor) {
 }
 
 TEST(MembershipCodec, EveryTokenCount) {
-  std::mt19937_64 rng(kSeed);
+  std::mt19937_64 rng(kCodecSeed);
   for (std::uint64_t num_tokens = 0; num_tokens <= 200; ++num_tokens) {
     for (const double density : {0.0, 0.01, 0.1, 0.9, 1.0}) {
       expect_random_round_trip({.num_tokens = num_tokens, .num_topk = 4, .num_columns = 9,
@@ -73,14 +73,14 @@ TEST(MembershipCodec, EveryTokenCount) {
 }
 
 TEST(MembershipCodec, EveryColumnWidth) {
-  std::mt19937_64 rng(kSeed);
+  std::mt19937_64 rng(kCodecSeed);
   for (const int num_columns : {0, 1, 2, 255, 256, 257, 300, 2048, 65536}) {
     expect_random_round_trip({.num_tokens = 500, .num_topk = 8, .num_columns = num_columns}, rng);
   }
 }
 
 TEST(MembershipCodec, ManyTokens) {
-  std::mt19937_64 rng(kSeed);
+  std::mt19937_64 rng(kCodecSeed);
   for (const double density : {0.0001, 0.05, 0.2, 0.997, 1.0}) {
     expect_random_round_trip({.num_tokens = 65536, .num_topk = 8, .num_columns = 128,
                               .density = density}, rng);

@@ -12,7 +12,7 @@
 namespace ferry::wire::test {
 namespace {
 
-constexpr std::uint64_t kSeed = 8675309;
+constexpr std::uint64_t kMutationSeed = 8675309;
 constexpr int kMutations = 100'000;
 
 /// Independent of the decoder's own checks.
@@ -69,8 +69,8 @@ void mutate(std::vector<std::byte>& bytes, std::mt19937_64& rng) {
 }
 
 TEST(MembershipMutation, NothingOutOfRangeIsAccepted) {
-  std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
-  std::mt19937_64 rng(kSeed);
+  std::printf("seed %llu\n", static_cast<unsigned long long>(kMutationSeed));
+  std::mt19937_64 rng(kMutationSeed);
   int accepted = 0;
   for (int i = 0; i < kMutations; ++i) {
     const MembershipShape shape{.num_tokens = rng() % 80,
@@ -89,7 +89,8 @@ TEST(MembershipMutation, NothingOutOfRangeIsAccepted) {
       continue;
     }
     ++accepted;
-    ASSERT_TRUE(is_within(decoded, shape.limits())) << "mutation " << i << ", seed " << kSeed;
+    ASSERT_TRUE(is_within(decoded, shape.limits()))
+        << "mutation " << i << ", seed " << kMutationSeed;
   }
   // Damage to a weight or a column often makes another right membership: both ends are exercised.
   EXPECT_GT(accepted, kMutations / 20);

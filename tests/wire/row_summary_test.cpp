@@ -10,11 +10,11 @@
 namespace ferry::wire::test {
 namespace {
 
-constexpr std::uint64_t kSeed = 4242;
+constexpr std::uint64_t kSummarySeed = 4242;
 
 TEST(RowSummary, ComesBackAndLeavesTheRest) {
-  SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
-  std::mt19937_64 rng(kSeed);
+  SCOPED_TRACE(::testing::Message() << "seed " << kSummarySeed);
+  std::mt19937_64 rng(kSummarySeed);
   for (const std::size_t num_nodes : {0, 1, 2, 7, 512}) {
     RowSummary summary;
     summary.rows_to_node.resize(num_nodes);
@@ -44,7 +44,7 @@ TEST(RowSummary, ComesBackAndLeavesTheRest) {
   }
 }
 
-std::string refusal(std::string_view hex, std::size_t num_nodes) {
+std::string summary_refusal(std::string_view hex, std::size_t num_nodes) {
   const ExactBytes exact(from_hex(hex));
   Bytes rest = exact.span();
   RowSummary decoded;
@@ -54,16 +54,16 @@ std::string refusal(std::string_view hex, std::size_t num_nodes) {
 TEST(RowSummary, RefusesWhatIsNoVarint) {
   const std::string tail = " is not a varint; expected at most 10 bytes, in the shortest form, "
                            "below 2^64";
-  EXPECT_EQ(refusal("00 00 ff ff ff ff ff ff ff ff ff 01", 1), "accepted");
-  EXPECT_EQ(refusal("00 00 ff ff ff ff ff ff ff ff ff 02", 1),
+  EXPECT_EQ(summary_refusal("00 00 ff ff ff ff ff ff ff ff ff 01", 1), "accepted");
+  EXPECT_EQ(summary_refusal("00 00 ff ff ff ff ff ff ff ff ff 02", 1),
             "row summary: rows_to_node[0,2] at byte 2" + tail);
-  EXPECT_EQ(refusal("00 80 00 01", 1), "row summary: rows_to_node[0,1] at byte 1" + tail);
-  EXPECT_EQ(refusal("ff ff ff ff ff ff ff ff ff ff 01 00 00", 1),
+  EXPECT_EQ(summary_refusal("00 80 00 01", 1), "row summary: rows_to_node[0,1] at byte 1" + tail);
+  EXPECT_EQ(summary_refusal("ff ff ff ff ff ff ff ff ff ff 01 00 00", 1),
             "row summary: rows_to_node[0,0] at byte 0" + tail);
 }
 
 TEST(RowSummary, AllocatesNoMoreThanTheBytesJustify) {
-  EXPECT_EQ(refusal("00 00 00", std::numeric_limits<std::size_t>::max()),
+  EXPECT_EQ(summary_refusal("00 00 00", std::numeric_limits<std::size_t>::max()),
             "row summary: 3 bytes are left; expected at least 3 for each of 18446744073709551615 "
             "nodes");
 }

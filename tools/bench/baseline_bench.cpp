@@ -6,14 +6,13 @@
 #include <fmt/format.h>
 
 #include "bench/clock.hpp"
+#include "bench/memory.hpp"
 #include "common/failures.hpp"
 #include "support/rows.hpp"
 #include "support/verify.hpp"
 
 namespace ferry::bench {
 namespace {
-
-constexpr unsigned char kPoison = 0xFF;  // a NaN in every dtype
 
 void poison(Matrix matrix) {
   if (matrix.rows == 0) return;

@@ -8,6 +8,9 @@
 
 namespace ferry::bench {
 
+/// The byte of poisoned memory: a NaN in every dtype.
+inline constexpr unsigned char kPoison = 0xFF;
+
 /// Zero-filled memory on a 2 MiB boundary, with huge pages where the system grants them.
 class HugeBuffer {
  public:

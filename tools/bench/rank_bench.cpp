@@ -14,14 +14,13 @@
 #include <fmt/format.h>
 
 #include "bench/clock.hpp"
+#include "bench/memory.hpp"
 #include "common/failures.hpp"
 #include "support/rows.hpp"
 #include "support/verify.hpp"
 
 namespace ferry::bench {
 namespace {
-
-constexpr int kPoison = 0xFF;  // a NaN in every dtype
 
 Matrix matrix_in(const HugeBuffer& memory, const Workload& workload, std::int64_t rows) {
   return {memory.data(), workload.shape.dtype, rows, workload.shape.hidden, 0};

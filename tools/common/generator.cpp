@@ -20,11 +20,11 @@ using Random = std::mt19937_64;
 using support::RoutingData;
 using support::RoutingSpec;
 
-constexpr int kMaxExperts = 1 << 16;
+constexpr int kMaxGeneratedExperts = 1 << 16;
 
 std::optional<int> count_in(std::string_view text) {
   const std::optional<int> value = number<int>(text);
-  if (!value || *value < 1 || *value > kMaxExperts) return std::nullopt;
+  if (!value || *value < 1 || *value > kMaxGeneratedExperts) return std::nullopt;
   return value;
 }
 

@@ -15,7 +15,7 @@ namespace ferry::tools {
 namespace {
 
 constexpr int kMaxTopk = 64;
-constexpr std::int64_t kMaxExperts = 1 << 20;
+constexpr std::int64_t kMaxTraceExperts = 1 << 20;
 
 nlohmann::json read_meta(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -43,10 +43,10 @@ std::optional<std::int64_t> meta_integer(const nlohmann::json& meta,
   const auto found = meta.find(key);
   if (found == meta.end()) return std::nullopt;
   const bool fits = found->is_number_integer() && found->get<std::int64_t>() >= low &&
-                    found->get<std::int64_t>() <= kMaxExperts;
+                    found->get<std::int64_t>() <= kMaxTraceExperts;
   if (!fits) {
     throw EnvironmentError(fmt::format("{}: {} = {}; allowed: {}..{}; fix: correct meta.json",
-                                       path.string(), key, found->dump(), low, kMaxExperts));
+                                       path.string(), key, found->dump(), low, kMaxTraceExperts));
   }
   return found->get<std::int64_t>();
 }

@@ -16,9 +16,9 @@
 namespace ferry::planner {
 namespace {
 
-using Json = nlohmann::json;
+using ParsedJson = nlohmann::json;
 
-const std::array<Cluster, 4>& table() {
+const std::array<Cluster, 4>& cluster_table() {
   static const std::array<Cluster, 4> kClusters{{
       // A 400 Gbit/s ConnectX-7 NIC per GPU and about 160 GB/s of NVLink, as DeepEP states them.
       {.name = "h800",
@@ -59,14 +59,14 @@ class ClusterFile {
       throw tools::EnvironmentError(
           fmt::format("--cluster {}: cannot be read; fix: check its permissions", path));
     }
-    json_ = Json::parse(stream, nullptr, false);
+    json_ = ParsedJson::parse(stream, nullptr, false);
     if (!json_.is_object()) {
       refuse("is not a JSON object", "see docs/metrics.md for the fields, or check its commas");
     }
   }
 
   double rate(const char* field) {
-    const Json value = take(field);
+    const ParsedJson value = take(field);
     if (!value.is_number() || !(value.get<double>() > 0) || !std::isfinite(value.get<double>())) {
       refuse(fmt::format("{} = {}; allowed: a number > 0, in GB/s of one direction", field,
                          value.dump()),
@@ -76,7 +76,7 @@ class ClusterFile {
   }
 
   int count(const char* field) {
-    const Json value = take(field);
+    const ParsedJson value = take(field);
     if (!value.is_number_integer() || value.get<std::int64_t>() < 1 ||
         value.get<std::int64_t>() > tools::kMaxRanks) {
       refuse(fmt::format("{} = {}; allowed: 1..{}", field, value.dump(), tools::kMaxRanks),
@@ -87,7 +87,7 @@ class ClusterFile {
 
   std::string text(const char* field, const std::string& if_none) {
     if (!json_.contains(field)) return if_none;
-    const Json value = take(field);
+    const ParsedJson value = take(field);
     if (!value.is_string()) {
       refuse(fmt::format("{} = {}; allowed: a text", field, value.dump()), "put it in quotes");
     }
@@ -112,11 +112,11 @@ class ClusterFile {
   }
 
  private:
-  Json take(const char* field) {
+  ParsedJson take(const char* field) {
     if (!json_.contains(field)) {
       refuse(fmt::format("has no {}", field), "add it; docs/metrics.md says what it means");
     }
-    Json value = json_.at(field);
+    ParsedJson value = json_.at(field);
     json_.erase(field);
     return value;
   }
@@ -126,7 +126,7 @@ class ClusterFile {
   }
 
   std::string path_;
-  Json json_;
+  ParsedJson json_;
 };
 
 }  // namespace
@@ -139,7 +139,7 @@ std::string_view to_string(LinkPer link_per) {
   return "unknown";
 }
 
-std::span<const Cluster> clusters() { return table(); }
+std::span<const Cluster> clusters() { return cluster_table(); }
 
 Cluster cluster_of(const std::string& name_or_file) {
   std::string names;

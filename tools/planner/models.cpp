@@ -11,7 +11,7 @@
 namespace ferry::planner {
 namespace {
 
-const std::array<Model, 5>& table() {
+const std::array<Model, 5>& model_table() {
   static const std::array<Model, 5> kModels{{
       // n_routed_experts 256, num_experts_per_tok 8, n_group 8, topk_group 4
       {.name = "deepseek-v3",
@@ -58,7 +58,7 @@ tools::RoutingPattern Model::routing() const {
           .groups_per_token = groups_per_token};
 }
 
-std::span<const Model> models() { return table(); }
+std::span<const Model> models() { return model_table(); }
 
 const Model& model_of(const std::string& name) {
   std::string names;

@@ -38,7 +38,7 @@ Published deep_ep_v2(int num_nodes, double dispatch, double combine) {
           .source = kDeepEpV2};
 }
 
-const std::array<Published, 7>& table() {
+const std::array<Published, 7>& published_table() {
   static const std::array<Published, 7> kPublished{{
       deep_ep_v1(2, 43, 43),
       deep_ep_v1(4, 58, 57),
@@ -84,7 +84,7 @@ std::vector<Published> published_for(const Scenario& scenario) {
   std::vector<Published> found;
   if (!scenario.as_model_routes) return found;
   const int num_nodes = scenario.topology.num_nodes();
-  for (const Published& one : table()) {
+  for (const Published& one : published_table()) {
     if (one.model != scenario.model.name || one.cluster != scenario.cluster.name) continue;
     if (one.num_nodes != num_nodes || one.ranks_per_node * num_nodes != scenario.num_ranks()) {
       continue;
