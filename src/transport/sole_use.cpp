@@ -2,13 +2,36 @@
 
 #include "transport/sole_use.hpp"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 namespace ferry::detail {
 
-SoleUse::SoleUse() : process_(::getpid()) {}
+// A page that the system clears in a forked child, so that asking is no system call. Where it
+// cannot, the process number tells.
+SoleUse::SoleUse() : process_(::getpid()) {
+  void* const page = ::mmap(nullptr, static_cast<std::size_t>(::getpagesize()),
+                            PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return;
+  marker_ = static_cast<unsigned char*>(page);
+  if (::madvise(page, static_cast<std::size_t>(::getpagesize()), MADV_WIPEONFORK) == 0) {
+    *marker_ = 1;
+  } else {
+    unmap_marker();
+  }
+}
 
-bool SoleUse::is_forked() const { return ::getpid() != process_; }
+SoleUse::~SoleUse() { unmap_marker(); }
+
+void SoleUse::unmap_marker() {
+  if (marker_ == nullptr) return;
+  ::munmap(marker_, static_cast<std::size_t>(::getpagesize()));
+  marker_ = nullptr;
+}
+
+bool SoleUse::is_forked() const {
+  return marker_ != nullptr ? *marker_ == 0 : ::getpid() != process_;
+}
 
 void SoleUse::lock() {
   if (is_forked()) return;

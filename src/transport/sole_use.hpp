@@ -5,6 +5,8 @@
 
 #include <sys/types.h>
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -16,6 +18,7 @@ namespace ferry::detail {
 class SoleUse {
  public:
   SoleUse();
+  ~SoleUse();
   SoleUse(const SoleUse&) = delete;
   SoleUse& operator=(const SoleUse&) = delete;
 
@@ -43,10 +46,13 @@ class SoleUse {
   void wake();
 
  private:
+  void unmap_marker();
+
   std::recursive_mutex mutex_;
   std::condition_variable_any woken_;
   std::atomic<int> waiting_{0};
   const pid_t process_;
+  unsigned char* marker_ = nullptr;  ///< of its own page: 1, and 0 in a forked child; or null
   bool has_work_ = false;
   bool has_progress_ = false;
 };

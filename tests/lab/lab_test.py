@@ -20,6 +20,7 @@ from ferrylab import kernel, launchers, settings, state
 from ferrylab.common import LabError
 
 PAYLOAD_BYTES, REPEATS, ATTEMPTS = 32_000_000, 6, 3
+CONFORMANCE_CASES = "*threads_flat_bf16*:*threads_node_dedup*"
 OVERLAP_TOKENS, OVERLAP_REPEATS = 610, 10  # rows of 4 KiB: 20 ms at 1 Gbit/s
 MIN_UTILISATION = 0.90   # of the rate, by payload, with Open MPI
 MAX_OVERHEAD = 1.03      # link bytes against payload: headers at an MTU of 9000
@@ -355,6 +356,19 @@ def test_overlap(program):
         fail(f"rows did not travel while ranks computed, {ATTEMPTS} times")
 
 
+def test_conformance(program):
+    """Rows and sums between hosts of 3 and 5 ranks."""
+    need_lab()
+    need_mpi("openmpi")
+    with lab_up() as name, tempfile.NamedTemporaryFile() as shared:
+        stdout, _ = lab("run", "--name", name, "--ranks-per-host", "3,5", "--timeout", 100, "--",
+                        "env", f"FERRY_TEST_FILE={shared.name}", "FERRY_TEST_NODES=3+5", program,
+                        f"--gtest_filter={CONFORMANCE_CASES}", "--gtest_brief=1")
+        passed = [line for line in stdout.splitlines() if "PASSED" in line]
+        expect(len(passed) == 8, f"not every rank has passed: {stdout}")
+        expect("  PASSED  ] 0 " not in stdout, "the filter finds no case")
+
+
 def list_keepers(name):
     return [member for found, member in state.keepers() if found == name]
 
@@ -363,8 +377,9 @@ PARTS = {"settings": test_settings, "refusals": test_refusals, "up_down": test_u
          "isolation": test_isolation, "side_by_side": test_side_by_side, "jobs": test_jobs,
          "payload_openmpi": lambda: test_payload("openmpi"),
          "payload_mpich": lambda: test_payload("mpich"), "timeout": test_timeout,
-         "crash": test_crash, "failure": test_failure, "overlap": test_overlap}
-WITH_PROGRAM = {"failure", "overlap"}
+         "crash": test_crash, "failure": test_failure, "overlap": test_overlap,
+         "conformance": test_conformance}
+WITH_PROGRAM = {"failure", "overlap", "conformance"}
 
 
 def main():

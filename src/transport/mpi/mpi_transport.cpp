@@ -3,7 +3,6 @@
 #include "transport/mpi/mpi_transport.hpp"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -63,13 +62,12 @@ MpiTransport::MpiTransport(std::shared_ptr<CommPairs> pairs, const CommPair& pai
       pair_(pair),
       regions_(pair.rank, std::move(links)),
       hosts_(std::move(hosts)),
-      process_(::getpid()),
       main_thread_only_(thread_level() < MPI_THREAD_SERIALIZED),
       spin_rounds_(ranks_have_cores(this->topology(), node()) ? kSpinRounds : 0),
       lane_of_source_(static_cast<std::size_t>(pair.size), -1) {}
 
 MpiTransport::~MpiTransport() {
-  if (::getpid() != process_) {
+  if (sole_use()->is_forked()) {
     static_cast<void>(attachment.release());  // a forked child: the parent's peers are not its own
     return;
   }
@@ -108,7 +106,7 @@ bool MpiTransport::finish_accepted(double limit_s) {
 }
 
 void MpiTransport::close_mpi() {
-  if (!open_ || ::getpid() != process_) return;
+  if (!open_ || sole_use()->is_forked()) return;
   for (Lane& lane : lanes_) {
     if (!lane.posted.empty()) withdraw_receives(lane.source);
   }
@@ -141,7 +139,7 @@ bool MpiTransport::finish_dropped() {
 }
 
 void MpiTransport::require_mpi(std::string_view call) const {
-  if (open_ && ::getpid() == process_) {
+  if (open_ && !sole_use()->is_forked()) {
     int is_main = 1;
     if (main_thread_only_) MPI_Is_thread_main(&is_main);
     if (is_main != 0) return;

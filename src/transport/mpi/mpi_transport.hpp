@@ -104,8 +104,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   CommPair pair_;
   SharedRegions regions_;
   std::vector<std::string> hosts_;  ///< by rank
-  pid_t process_;
-  const bool main_thread_only_;  ///< MPI provides no more than MPI_THREAD_FUNNELED
+  const bool main_thread_only_;     ///< MPI provides no more than MPI_THREAD_FUNNELED
   bool open_ = true;
   int spin_rounds_;
   LookTurns looks_;
