@@ -165,6 +165,8 @@ class Transport {
 
   /// Held by the thread that works on the transport.
   const std::shared_ptr<detail::SoleUse>& sole_use() const { return sole_use_; }
+  /// Asked when a call begins. Errors: wrong_thread; peer_failed in a forked child
+  virtual void check_caller() const;
   /// Errors: unsupported, where a second thread may not work on it
   virtual void check_progress_thread() const {}
 

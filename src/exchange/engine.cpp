@@ -20,12 +20,7 @@ thread_local char thread_marker;
 }  // namespace
 
 CallerGuard::CallerGuard(Engine& engine) : engine_(engine) {
-  if (engine.transport_.sole_use()->is_forked()) {
-    throw Error(ErrorCode::peer_failed,
-                fmt::format("this process was forked from rank {} and is no rank itself; fix: make "
-                            "the calls in the parent",
-                            engine.rank()));
-  }
+  engine.transport_.check_caller();
   const void* const self = &thread_marker;
   const void* expected = nullptr;
   if (!engine.caller_.compare_exchange_strong(expected, self, std::memory_order_acquire) &&

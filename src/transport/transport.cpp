@@ -113,6 +113,14 @@ Transport::Transport(int rank, Topology topology)
 
 Transport::~Transport() = default;
 
+void Transport::check_caller() const {
+  if (!sole_use_->is_forked()) return;
+  throw Error(ErrorCode::peer_failed,
+              fmt::format("this process was forked from rank {} and is no rank itself; fix: make "
+                          "the calls in the parent",
+                          rank_));
+}
+
 void Transport::raise_flag(std::atomic<std::uint64_t>& flag, std::uint64_t value) {
   detail::store_fence();
   flag.store(value, std::memory_order_release);

@@ -1,11 +1,16 @@
 // A program with an MPI of its own, as ferry/mpi.hpp promises it: two groups of ranks that are not
 // neighbours, each with two exchanges, between the program's own calls of MPI; a communicator that
-// is freed while its transport lives; exchanges that outlive MPI_Finalize. Run with 4 ranks.
+// is freed while its transport lives; exchanges that outlive MPI_Finalize; a forked child, another
+// thread and a progress thread, which an MPI initialised by MPI_Init refuses. Run with 4 ranks.
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -65,14 +70,54 @@ void require_allreduce(int rank, int size) {
   require(sum == size * (size - 1) / 2, "the program's own MPI_Allreduce is wrong");
 }
 
-ferry::ErrorCode code_of(MPI_Comm comm, const ferry::mpi::AttachOptions& options) {
+template <typename Call>
+ferry::ErrorCode code_of(const Call& call) {
   try {
-    ferry::mpi::attach(comm, options);
+    call();
   } catch (const ferry::Error& error) {
     return error.code();
   }
-  require(false, "an attach that cannot be was accepted");
+  require(false, "a call that cannot be was accepted");
   return ferry::ErrorCode::cancelled;
+}
+
+ferry::ErrorCode code_of(MPI_Comm comm, const ferry::mpi::AttachOptions& options) {
+  return code_of([&] { ferry::mpi::attach(comm, options); });
+}
+
+// The child has the exchange's memory and none of the node's, and the ranks never hear of it.
+void fork_a_child(Layer& layer, ferry::Transport& transport) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    try {
+      layer.run(1);
+    } catch (const ferry::Error& error) {
+      { const Layer moved = std::move(layer); }  // and goes
+      ::_exit(error.code() == ferry::ErrorCode::peer_failed ? 0 : 1);
+    }
+    ::_exit(2);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a forked child was not refused");
+  ferry::barrier(transport);
+}
+
+// MPI_Init gives no more than MPI_THREAD_FUNNELED.
+void use_threads() {
+  using ferry::ErrorCode;
+  const auto transport = ferry::mpi::attach(MPI_COMM_SELF);
+  Layer layer(*transport);
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  if (level >= MPI_THREAD_SERIALIZED) return;
+  require(code_of([&] { ferry::ProgressThread{*transport}; }) == ErrorCode::unsupported,
+          "a progress thread on an MPI for one thread");
+  ErrorCode code = ErrorCode::cancelled;
+  std::thread([&] { code = code_of([&] { layer.run(1); }); }).join();
+  require(code == ErrorCode::wrong_thread, "another thread on an MPI for one thread");
+  layer.run(2);
 }
 
 void run(int rank, int size) {
@@ -95,11 +140,13 @@ void run(int rank, int size) {
     require_allreduce(rank, size);
     second.run(static_cast<float>(2 * rank + i));
   }
+  fork_a_child(second, *transport);
   // Another transport of the world beside it, found machines: one node.
   const auto world = ferry::mpi::attach(MPI_COMM_WORLD);
   require(world->topology().num_nodes() == 1, "one machine is more than one node");
   Layer(*world).run(7);
   first.run(3);
+  use_threads();
 }
 
 }  // namespace

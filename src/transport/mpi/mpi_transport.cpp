@@ -139,16 +139,7 @@ bool MpiTransport::finish_dropped() {
 }
 
 void MpiTransport::require_mpi(std::string_view call) const {
-  if (open_ && !sole_use()->is_forked()) {
-    int is_main = 1;
-    if (main_thread_only_) MPI_Is_thread_main(&is_main);
-    if (is_main != 0) return;
-    throw Error(ErrorCode::wrong_thread,
-                fmt::format("{} on rank {}: called on another thread than the one that initialised "
-                            "MPI, which provides no more than MPI_THREAD_FUNNELED; fix: ask "
-                            "MPI_Init_thread for MPI_THREAD_SERIALIZED or more",
-                            call, rank()));
-  }
+  if (open_ && !sole_use()->is_forked()) return;
   throw Error(
       ErrorCode::peer_failed,
       fmt::format("{}: {} on rank {}; fix: end the work with exchanges before", call,
@@ -398,6 +389,18 @@ void MpiTransport::abort(const std::string& text) {
 WaitOutcome MpiTransport::wait_until(Waiter& waiter) {
   require_mpi("wait");
   return Transport::wait_until(waiter);
+}
+
+void MpiTransport::check_caller() const {
+  Transport::check_caller();
+  int is_main = 1;
+  if (main_thread_only_ && open_) MPI_Is_thread_main(&is_main);
+  if (is_main != 0) return;
+  throw Error(ErrorCode::wrong_thread,
+              fmt::format("rank {}: called on another thread than the one that initialised MPI, "
+                          "which provides no more than MPI_THREAD_FUNNELED; fix: ask "
+                          "MPI_Init_thread for MPI_THREAD_SERIALIZED or more",
+                          rank()));
 }
 
 void MpiTransport::check_progress_thread() const {

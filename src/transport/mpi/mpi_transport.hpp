@@ -55,6 +55,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   void abort(const std::string& text) override;
   std::optional<std::string> aborted() const override { return regions_.links().aborted(); }
   std::string host_of(int rank) const override { return hosts_.at(static_cast<std::size_t>(rank)); }
+  void check_caller() const override;
   void check_progress_thread() const override;
 
  protected:
@@ -87,8 +88,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   void close_mpi();
   bool finish_accepted(double limit_s);
   bool finish_dropped();
-  /// Errors: peer_failed, once MPI has ended and in a forked child; wrong_thread, where MPI serves
-  ///         only the thread that initialised it
+  /// Errors: peer_failed, once MPI has ended and in a forked child
   void require_mpi(std::string_view call) const;
   int tag_of(MessageKind kind) const { return pair_.first_tag + static_cast<int>(kind); }
   int abort_tag() const { return pair_.first_tag + CommPairs::kTags - 1; }
