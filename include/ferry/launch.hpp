@@ -33,7 +33,8 @@ struct Options {
   std::string mpi = "auto";
   /// Longest time to wait for the other ranks to start, in seconds.
   double deadline_s = 300;
-  /// A ProgressThread works on each rank while the body runs.
+  /// A ProgressThread works on each rank while the body runs; MPI is asked for
+  /// MPI_THREAD_MULTIPLE. unsupported where the program initialised MPI with less.
   bool progress_thread = false;
 };
 

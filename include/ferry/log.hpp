@@ -14,8 +14,8 @@ enum class LogLevel : std::uint8_t {
 };
 std::string_view to_string(LogLevel level);
 
-/// One line without its end. Called by any thread that calls Ferry, one at a time; must not call
-/// Ferry. What it throws is dropped.
+/// One line without its end. Called by any thread that calls Ferry and by progress threads, one at
+/// a time; must not call Ferry, nor wait for a thread that does. What it throws is dropped.
 using LogSink = std::function<void(LogLevel level, std::string_view line)>;
 
 /// Where lines go, for the whole process; null = standard error, each after "ferry: ".

@@ -16,13 +16,14 @@ class ProgressLoop;
 /// may have one or not, as it likes. It needs a part of a core, but the caller's compute need not
 /// be cut in slices. Open MPI must not be told to give its core away (`mpi_yield_when_idle`): each
 /// of its questions would then cost the thread a slice of the scheduler.
-/// Requires: goes before the transport, and before MPI_Finalize. Log and trace callbacks may come
-///           from this thread.
-/// Deadlines: a rank whose thread works gives signs of life; one that computes for very long after
-///            its started operations have ended does not.
+/// Requires: goes before the transport, and before MPI_Finalize. Log lines may come from this
+///           thread.
+/// Deadlines: count in wait() only; done() alone never finds out that a peer is missing. While
+///            calls run the thread shows ranks of its node that this one lives; ranks of other
+///            nodes see that by its messages alone.
 /// Errors:   unsupported: MPI was initialised with less than MPI_THREAD_MULTIPLE, or the transport
 ///           runs step by step; invalid_argument: the transport has one already;
-///           resource_exhausted: no thread
+///           resource_exhausted: no thread; peer_failed: after MPI_Finalize, or in a forked child
 class ProgressThread {
  public:
   explicit ProgressThread(Transport& transport);

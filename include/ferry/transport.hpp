@@ -161,7 +161,7 @@ class Transport {
   /// Name of the machine that a rank runs on, for texts; empty where all ranks share one process.
   virtual std::string host_of(int /*rank*/) const { return {}; }
 
-  const TrafficCounters& counters() const { return counters_; }
+  TrafficCounters counters() const;
 
   /// Held by the thread that works on the transport.
   const std::shared_ptr<detail::SoleUse>& sole_use() const { return sole_use_; }

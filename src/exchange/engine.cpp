@@ -40,6 +40,7 @@ CallerGuard::~CallerGuard() {
 }
 
 Engine& Engine::of(Transport& transport) {
+  transport.check_caller();  // what an engine makes, the node sees
   if (!transport.attachment) transport.attachment = std::make_unique<Engine>(transport);
   auto* const engine = dynamic_cast<Engine*>(transport.attachment.get());
   FERRY_ASSERT(engine != nullptr, "the transport carries something that is not an engine");
@@ -95,7 +96,13 @@ void Engine::add(const std::shared_ptr<ExchangeState>& exchange) {
 void Engine::start(const std::shared_ptr<Operation>& operation,
                    const std::optional<Error>& refusal) {
   enter(operation, refusal);
-  progress();
+  try {
+    progress();
+  } catch (const std::exception& error) {
+    // The caller gets no handle, so nothing may touch its memory any more.
+    operation->give_up(Error(ErrorCode::peer_failed, error.what()));
+    throw;
+  }
 }
 
 void Engine::enter(const std::shared_ptr<Operation>& operation,
@@ -141,11 +148,42 @@ bool Engine::progress() {
 Progress Engine::work() noexcept {
   try {
     if (progress()) return Progress::advanced;
+    return any_running_ || owes_peers() ? Progress::idle : Progress::done;
+  } catch (const Error& error) {
+    end_calls(error);
+  } catch (const std::bad_alloc&) {
+    end_calls(Error(ErrorCode::resource_exhausted, "progress thread: no memory"));
   } catch (const std::exception& error) {
-    // As wait() would have thrown it: the transport cannot go on.
-    fail_all(Error(ErrorCode::peer_failed, error.what()));
+    end_calls(Error(ErrorCode::peer_failed, error.what()));
   }
-  return any_running_ ? Progress::idle : Progress::done;
+  return Progress::idle;
+}
+
+// Where the caller polls it gets the exception, and the handles that it drops tell the others.
+void Engine::end_calls(const Error& error) noexcept {
+  try {
+    for (const auto& [id, weak] : exchanges_) {
+      const std::shared_ptr<ExchangeState> exchange = weak.lock();
+      if (!exchange) continue;
+      const auto calls = exchange->calls;
+      for (const auto& [place, operation] : calls) refuse(*operation, error);
+    }
+  } catch (const std::exception&) {
+    // The network is gone; what follows needs none.
+  }
+  try {
+    fail_all(error);
+  } catch (const std::exception&) {
+    // No memory for the text: the callers find out at their deadline.
+  }
+}
+
+bool Engine::owes_peers() const {
+  if (!closing_.empty() || network_.is_sending()) return true;
+  return std::ranges::any_of(exchanges_, [](const auto& entry) {
+    const std::shared_ptr<ExchangeState> exchange = entry.second.lock();
+    return exchange && exchange->board->has_backlog();
+  });
 }
 
 bool Engine::step_calls() {

@@ -105,6 +105,10 @@ class Engine final : public TransportAttachment {
   // engine.cpp
   bool step_calls();
   bool settle_call(ExchangeState& exchange, Operation& operation);
+  /// Something that peers need is not with them yet, though no call runs.
+  bool owes_peers() const;
+  /// The transport cannot go on: every call ends here and, where that can be told, everywhere.
+  void end_calls(const Error& error) noexcept;
   bool release_retired();
   int missing_release(const Retiring& retiring) const;
   void fail_all(const Error& error);

@@ -215,14 +215,17 @@ Exchange::Exchange(Transport& transport, Placement placement, RowShape shape,
                    ExchangeOptions options) {
   Engine& engine = Engine::of(transport);
   const CallerGuard guard(engine);
-  state_ = std::make_shared<detail::ExchangeState>(engine, engine.next_exchange_number(),
-                                                   std::move(placement), shape, options);
-  engine.add(state_);
-  if (engine.rank() == 0) detail::log_made(*state_);
+  // Goes before the guard where what follows throws.
+  auto made = std::make_shared<detail::ExchangeState>(engine, engine.next_exchange_number(),
+                                                      std::move(placement), shape, options);
+  engine.add(made);
+  if (engine.rank() == 0) detail::log_made(*made);
+  state_ = std::move(made);
 }
 Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&& other) noexcept {
-  std::swap(state_, other.state_);
+  Exchange taken(std::move(other));  // what this one was goes with it
+  std::swap(state_, taken.state_);
   return *this;
 }
 Exchange::~Exchange() {

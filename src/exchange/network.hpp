@@ -58,6 +58,8 @@ class Network {
             const std::shared_ptr<Operation>& operation = nullptr);
   /// Takes back memory of finished sends. True when there were any.
   bool collect_sent();
+  /// The transport has not taken all that was sent.
+  bool is_sending() const { return !fragments_.empty() || !messages_.empty(); }
   /// Tells ranks of other nodes that this one lives, though it has nothing to send.
   void show_life();
   void queue_grant(int target, const wire::Grant& grant, GrantUrgency urgency);

@@ -80,6 +80,13 @@ void Operation::fail(const Error& error) {
   state_ = State::failing;
 }
 
+void Operation::give_up(const Error& error) {
+  if (over()) return;
+  fail(error);
+  abandon();
+  end_failing();
+}
+
 std::string Operation::describe() const {
   return fmt::format("{} (call {} of exchange {}{}) on rank {}", wire::to_string(call_.kind),
                      wire::place_text(call_.place), call_.exchange,

@@ -60,6 +60,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual void abandon() {}
 
   void fail(const Error& error);
+  /// Ends now, whatever peers still do: what they may touch is kept.
+  void give_up(const Error& error);
   bool running() const { return state_ == State::running; }
   bool failing() const { return state_ == State::failing; }
   /// May be asked while another thread works on it.

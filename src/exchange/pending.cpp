@@ -71,9 +71,11 @@ PendingBase::~PendingBase() {
   const std::shared_ptr<SoleUse> use = operation_->exchange().use;
   try {
     if (!operation_->over()) cancel("its Pending was dropped before it was done");
-  } catch (const Error&) {
-    // Another thread is inside the transport, against the rule, or this is a forked child, where
-    // there is nothing to end.
+  } catch (const std::exception& error) {
+    // Another thread is inside the transport or may not call it, against the rule; there is no
+    // memory to tell the others; or this is a forked child. What it worked on may go now.
+    const UseHold hold(use);
+    operation_->give_up(Error(ErrorCode::cancelled, error.what()));
   }
   const UseHold hold(use);
   operation_.reset();

@@ -15,6 +15,7 @@
 #include "ferry/threads.hpp"
 #include "launch/job.hpp"
 #include "launch/mpi_loader.hpp"
+#include "transport/sole_use.hpp"
 
 namespace ferry::launch {
 
@@ -85,6 +86,7 @@ void check_shape(const Launcher& launcher, const Options& options, int job_size)
 void run_rank(Transport& transport, const std::function<void(Transport&)>& body) {
   try {
     body(transport);
+    if (transport.sole_use()->is_forked()) return;  // its end is the parent's business
     transport.attachment.reset();
   } catch (const std::exception& failure) {
     transport.abort(fmt::format("rank {} failed: {}", transport.rank(), failure.what()));
@@ -118,7 +120,11 @@ void run_in_job(const Launcher& launcher, const Options& options,
     failure = std::current_exception();
   }
   // All ranks end MPI together, or none: MPI_Finalize waits for ranks that have failed.
-  if (!job->meet(failure ? kFailedLimit_s : kEndLimit_s, transport.get())) job->leave_mpi();
+  if (transport->sole_use()->is_forked()) {
+    job->leave_mpi();
+  } else if (!job->meet(failure ? kFailedLimit_s : kEndLimit_s, transport.get())) {
+    job->leave_mpi();
+  }
   if (failure) std::rethrow_exception(failure);
 }
 

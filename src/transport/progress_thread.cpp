@@ -11,11 +11,11 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <system_error>
 #include <thread>
 
 #include <fmt/format.h>
 
+#include "base/clock.hpp"
 #include "ferry/error.hpp"
 #include "transport/sole_use.hpp"
 
@@ -30,6 +30,9 @@ namespace {
 // are in flight, so the longest sleep costs nothing there; shorter ones take more of the core.
 constexpr std::chrono::microseconds kFirstSleep{20};
 constexpr std::chrono::microseconds kLongestSleep{160};
+constexpr int kMostYields = 100;
+// After the last call: a send may be done for MPI, and its bytes still wait for room in a socket.
+constexpr double kTail_s = 0.02;
 
 /// No signal of the program is handled on a thread made while this lives.
 class SignalsBlocked {
@@ -37,6 +40,8 @@ class SignalsBlocked {
   SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
+    // Those of a fault come to the thread that made it, and end it where they are blocked.
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, fault);
     ::pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   SignalsBlocked(const SignalsBlocked&) = delete;
@@ -52,6 +57,7 @@ class SignalsBlocked {
 class ProgressLoop {
  public:
   explicit ProgressLoop(Transport& transport) : transport_(transport), use_(transport.sole_use()) {
+    transport.check_caller();
     transport.check_progress_thread();
     if (!use_->take_progress()) {
       throw Error(ErrorCode::invalid_argument,
@@ -61,27 +67,27 @@ class ProgressLoop {
     }
     const SignalsBlocked blocked;
     try {
-      thread_ = std::thread([this] { run(); });
-    } catch (const std::system_error& error) {
+      thread_ = std::make_unique<std::thread>([this] { run(); });
+    } catch (const std::exception& error) {
       use_->give_progress_back();
       throw Error(ErrorCode::resource_exhausted,
                   fmt::format("ProgressThread: no thread on rank {}: {}; fix: raise the limit of "
                               "threads",
                               transport.rank(), error.what()));
     }
-    ::pthread_setname_np(thread_.native_handle(), "ferry-progress");
+    ::pthread_setname_np(thread_->native_handle(), "ferry-progress");
   }
   ProgressLoop(const ProgressLoop&) = delete;
   ProgressLoop& operator=(const ProgressLoop&) = delete;
 
   ~ProgressLoop() {
     if (use_->is_forked()) {
-      thread_.detach();  // a forked child has no such thread
+      static_cast<void>(thread_.release());  // a forked child has no such thread
       return;
     }
     stop_.store(true, std::memory_order_relaxed);
     use_->wake();
-    thread_.join();
+    thread_->join();
     use_->give_progress_back();
   }
 
@@ -96,7 +102,8 @@ class ProgressLoop {
       } else {
         sleep = kFirstSleep;
       }
-      while (use_->is_wanted()) ::sched_yield();  // the mutex alone is not fair
+      // The mutex alone is not fair. Few yields: who wants it may have to wait for the caller.
+      for (int i = 0; i < kMostYields && use_->is_wanted(); ++i) ::sched_yield();
     }
   }
 
@@ -106,15 +113,19 @@ class ProgressLoop {
     use_->wait_for_work(stop_);
     if (stop_.load(std::memory_order_relaxed)) return Progress::done;
     const Progress moved = transport_.attachment->work();
-    if (moved == Progress::done) use_->no_work();
-    return moved;
+    const double now_s = base::now_s();
+    if (moved != Progress::done) worked_at_s_ = now_s;
+    if (now_s - worked_at_s_ < kTail_s) return moved == Progress::done ? Progress::idle : moved;
+    use_->no_work();
+    return Progress::done;
   }
 
   Transport& transport_;
   // Shared with the transport and its exchanges.
   const std::shared_ptr<SoleUse> use_;
   std::atomic<bool> stop_{false};
-  std::thread thread_;
+  double worked_at_s_ = 0;  ///< of its thread
+  std::unique_ptr<std::thread> thread_;
 };
 
 }  // namespace detail

@@ -5,11 +5,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <utility>
+
 namespace ferry::detail {
 
 // A page that the system clears in a forked child, so that asking is no system call. Where it
 // cannot, the process number tells.
-SoleUse::SoleUse() : process_(::getpid()) {
+SoleUse::SoleUse() : woken_(std::make_unique<std::condition_variable_any>()), process_(::getpid()) {
   void* const page = ::mmap(nullptr, static_cast<std::size_t>(::getpagesize()),
                             PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return;
@@ -21,7 +23,11 @@ SoleUse::SoleUse() : process_(::getpid()) {
   }
 }
 
-SoleUse::~SoleUse() { unmap_marker(); }
+SoleUse::~SoleUse() {
+  // The parent's progress thread may wait in it for ever.
+  if (is_forked()) static_cast<void>(woken_.release());
+  unmap_marker();
+}
 
 void SoleUse::unmap_marker() {
   if (marker_ == nullptr) return;
@@ -56,16 +62,16 @@ void SoleUse::give_progress_back() {
 
 void SoleUse::work_came() {
   has_work_ = true;
-  if (has_progress_) woken_.notify_all();
+  if (has_progress_) woken_->notify_all();
 }
 
 void SoleUse::wait_for_work(const std::atomic<bool>& stop) {
-  woken_.wait(mutex_, [&] { return has_work_ || stop.load(std::memory_order_relaxed); });
+  woken_->wait(mutex_, [&] { return has_work_ || stop.load(std::memory_order_relaxed); });
 }
 
 void SoleUse::wake() {
   const std::lock_guard lock(mutex_);
-  woken_.notify_all();
+  woken_->notify_all();
 }
 
 }  // namespace ferry::detail

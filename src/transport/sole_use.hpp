@@ -5,8 +5,6 @@
 
 #include <sys/types.h>
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -49,7 +47,7 @@ class SoleUse {
   void unmap_marker();
 
   std::recursive_mutex mutex_;
-  std::condition_variable_any woken_;
+  std::unique_ptr<std::condition_variable_any> woken_;
   std::atomic<int> waiting_{0};
   const pid_t process_;
   unsigned char* marker_ = nullptr;  ///< of its own page: 1, and 0 in a forked child; or null

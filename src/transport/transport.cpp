@@ -113,6 +113,11 @@ Transport::Transport(int rank, Topology topology)
 
 Transport::~Transport() = default;
 
+TrafficCounters Transport::counters() const {
+  const detail::UseHold hold(sole_use_);
+  return counters_;
+}
+
 void Transport::check_caller() const {
   if (!sole_use_->is_forked()) return;
   throw Error(ErrorCode::peer_failed,

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "ferry/ferry.hpp"
+#include "transport/sole_use.hpp"
 #include "transport/stepped.hpp"
 
 namespace ferry {
@@ -168,6 +170,62 @@ TEST(ProgressThread, IsRefusedWhereRanksWorkStepByStep) {
   }
 }
 
+/// How a child that runs `body` ends; killed after 20 s.
+int status_of_child(const std::function<int()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    ::_exit(body());
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+bool is_refused_as_forked(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::peer_failed &&
+           std::string(error.what()).find("forked") != std::string::npos;
+  }
+  return false;
+}
+
+TEST(ProgressThread, AChildForkedBeforeTheFirstCallMakesNothing) {
+  threads::run({.nodes = 1, .ranks_per_node = 2}, [](Transport& transport) {
+    if (transport.rank() == 0) {
+      EXPECT_EQ(status_of_child([&] {
+                  const bool refused = is_refused_as_forked([&] { barrier(transport); }) &&
+                                       is_refused_as_forked([&] { ProgressThread{transport}; });
+                  return refused && transport.attachment == nullptr ? 0 : 1;
+                }),
+                0);
+    }
+    barrier(transport);
+  });
+}
+
+// A thread that waits at the fork waits in the child's copy for ever.
+TEST(ProgressThread, WhatItWaitsInCanGoInAChild) {
+  auto use = std::make_shared<detail::SoleUse>();
+  std::atomic<bool> stop{false};
+  std::thread waiting([&] {
+    const detail::UseHold hold(use);
+    use->wait_for_work(stop);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(status_of_child([&] {
+              delete new detail::UseHold(use);
+              use->~SoleUse();
+              return 0;
+            }),
+            0);
+  stop = true;
+  use->wake();
+  waiting.join();
+}
+
 // The child has no such thread, and whatever it held is held for ever.
 TEST(ProgressThread, AForkedChildDropsItsHandlesAndIsRefused) {
   threads::run({.nodes = 1, .ranks_per_node = 1}, [](Transport& transport) {
@@ -175,23 +233,13 @@ TEST(ProgressThread, AForkedChildDropsItsHandlesAndIsRefused) {
     auto exchange = std::make_unique<Exchange>(transport, Placement::contiguous(1, 1),
                                                RowShape{.hidden = 8, .dtype = DType::f32});
     barrier(transport);
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      ::alarm(20);
-      int refused = 0;
-      try {
-        barrier(transport);
-      } catch (const Error& error) {
-        if (std::string(error.what()).find("forked") != std::string::npos) ++refused;
-      }
-      exchange.reset();
-      progress.reset();
-      ::_exit(refused == 1 ? 0 : 1);
-    }
-    int status = -1;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    EXPECT_EQ(status_of_child([&] {
+                const bool refused = is_refused_as_forked([&] { barrier(transport); });
+                exchange.reset();
+                progress.reset();
+                return refused ? 0 : 1;
+              }),
+              0);
     barrier(transport);
   });
 }

@@ -197,9 +197,6 @@ void run(std::int64_t num_tokens, int repeats) {
   if (std::max(polling.wait_ms, thread.wait_ms) > kMostLeft * dispatch_ms) {
     fail("too much of the dispatch was left after the compute");
   }
-  if (std::max(polling.total_ms, thread.total_ms) > nothing.total_ms) {
-    fail("polling or a thread made the whole longer");
-  }
 }
 
 }  // namespace

@@ -354,7 +354,7 @@ void MpiTransport::drop(MPI_Message message, std::uint64_t bytes) {
 }
 
 void MpiTransport::poll_abort() {
-  if (!open_ || topology().num_nodes() == 1) return;
+  if (!open_ || topology().num_nodes() == 1 || sole_use()->is_forked()) return;
   int found = 0;
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
@@ -370,9 +370,15 @@ void MpiTransport::take_abort(MPI_Message message, std::uint64_t bytes) {
   regions_.links().tell_abort(text);
 }
 
+std::optional<std::string> MpiTransport::aborted() const {
+  if (sole_use()->is_forked()) return std::nullopt;  // a child has none of the node's memory
+  return regions_.links().aborted();
+}
+
 void MpiTransport::abort(const std::string& text) {
-  if (aborted()) return;
-  regions_.links().tell_abort(text);
+  if (sole_use()->is_forked() || aborted()) return;
+  regions_.links().tell_abort(text);  // before, since it frees whoever waits inside
+  const UseHold hold(sole_use());
   if (!open_) return;
   // Below every eager limit; the memory stays, because nobody waits for these sends.
   const auto* const kept = new std::string(text.substr(0, Hub::kTextBytes - 1));

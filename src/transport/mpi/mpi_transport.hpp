@@ -53,7 +53,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
 
   WaitOutcome wait_until(Waiter& waiter) override;
   void abort(const std::string& text) override;
-  std::optional<std::string> aborted() const override { return regions_.links().aborted(); }
+  std::optional<std::string> aborted() const override;
   std::string host_of(int rank) const override { return hosts_.at(static_cast<std::size_t>(rank)); }
   void check_caller() const override;
   void check_progress_thread() const override;
