@@ -156,7 +156,7 @@ Progress Engine::work() noexcept {
   } catch (const std::exception& error) {
     end_calls(Error(ErrorCode::peer_failed, error.what()));
   }
-  return Progress::idle;
+  return Progress::done;  // a next call finds out by itself
 }
 
 // Where the caller polls it gets the exception, and the handles that it drops tell the others.
