@@ -29,8 +29,7 @@ CombineOperation::CombineOperation(std::shared_ptr<ExchangeState> exchange,
       y_(y),
       out_(out),
       windows_(this->plan()->rows.rows_to),
-      senders_(this->plan()->rows.landing, true, engine().rank(),
-               this->exchange().combine_framing) {
+      senders_(this->plan()->rows.landing, true, this->exchange().combine_framing) {
   flow_ = &this->plan()->flow->kind(wire::OpKind::combine);
   for (const plan::LanePair& pair : this->plan()->rows.outgoing) {
     lanes_.push_back(

@@ -36,8 +36,7 @@ DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
     : Operation(std::move(exchange), std::move(plan), wire::OpKind::dispatch),
       input_(input),
       windows_(this->plan()->rows.rows_to),
-      senders_(this->plan()->rows.outgoing, false, engine().rank(),
-               this->exchange().dispatch_framing) {
+      senders_(this->plan()->rows.outgoing, false, this->exchange().dispatch_framing) {
   flow_ = &this->plan()->flow->kind(wire::OpKind::dispatch);
   make_receivers();
 }
@@ -50,7 +49,7 @@ DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
       early_(std::move(early)),
       flow_(&early_->flow()),
       windows_({}),
-      senders_(early_->lanes(), false, engine().rank(), this->exchange().dispatch_framing) {}
+      senders_(early_->lanes(), false, this->exchange().dispatch_framing) {}
 
 void DispatchOperation::make_receivers() {
   for (const plan::LanePair& pair : plan()->rows.landing) {

@@ -19,7 +19,7 @@ const plan::Lane& direction(const plan::LanePair& pair, bool back) {
 
 }  // namespace
 
-LaneSenders::LaneSenders(const std::vector<plan::LanePair>& pairs, bool back, int own_rank,
+LaneSenders::LaneSenders(const std::vector<plan::LanePair>& pairs, bool back,
                          const plan::Framing& framing)
     : framing_(framing) {
   lanes_.reserve(pairs.size());
@@ -27,7 +27,6 @@ LaneSenders::LaneSenders(const std::vector<plan::LanePair>& pairs, bool back, in
     const plan::Lane& lane = direction(pair, back);
     lanes_.push_back({&lane, plan::FragmentCursor(lane, framing.rows_per_fragment)});
     open_ += lanes_.back().cursor.at_end() ? 0 : 1;
-    turn_ += lane.peer < own_rank ? 1 : 0;
   }
 }
 

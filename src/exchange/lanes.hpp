@@ -19,10 +19,8 @@ class LaneSenders {
   /// Writes the rows of a fragment of a lane.
   using Fill = std::function<void(const plan::Lane&, const plan::Fragment&, std::byte* payload)>;
 
-  /// `pairs` are the plan's landing or outgoing lanes; `back` takes their combine direction. Each
-  /// rank begins with the peer after it, so that not all send to one at a time.
-  LaneSenders(const std::vector<plan::LanePair>& pairs, bool back, int own_rank,
-              const plan::Framing& framing);
+  /// `pairs` are the plan's landing or outgoing lanes; `back` takes their combine direction.
+  LaneSenders(const std::vector<plan::LanePair>& pairs, bool back, const plan::Framing& framing);
 
   /// Fills and sends a few fragments that have credit: of the lowest range first, lanes in turn.
   /// True when there were any.
