@@ -119,12 +119,10 @@ void run_in_job(const Launcher& launcher, const Options& options,
   } catch (...) {
     failure = std::current_exception();
   }
-  // All ranks end MPI together, or none: MPI_Finalize waits for ranks that have failed.
-  if (transport->sole_use()->is_forked()) {
-    job->leave_mpi();
-  } else if (!job->meet(failure ? kFailedLimit_s : kEndLimit_s, transport.get())) {
-    job->leave_mpi();
-  }
+  // All ranks end MPI together, or none: MPI_Finalize waits for ranks that have failed. A forked
+  // child is no rank.
+  const double limit_s = failure ? kFailedLimit_s : kEndLimit_s;
+  if (transport->sole_use()->is_forked() || !job->meet(limit_s, transport.get())) job->leave_mpi();
   if (failure) std::rethrow_exception(failure);
 }
 

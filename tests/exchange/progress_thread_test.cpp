@@ -216,7 +216,7 @@ TEST(ProgressThread, WhatItWaitsInCanGoInAChild) {
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(status_of_child([&] {
-              delete new detail::UseHold(use);
+              { const detail::UseHold hold(use); }
               use->~SoleUse();
               return 0;
             }),

@@ -1,8 +1,6 @@
 // Sizes are told before, as a plan tells them; see rail_reference.hpp.
 #include "bench/rail_reference.hpp"
 
-#include <algorithm>
-
 namespace ferry::bench {
 
 bool RailReference::exists(const Topology& topology) {

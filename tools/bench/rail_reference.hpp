@@ -2,6 +2,7 @@
 // The least that an exchange with these bytes costs over MPI: one message of them to and from the
 // rail rank on every other node, then a barrier of the node.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
