@@ -1,0 +1,212 @@
+"""Experts: a SwiGLU feed-forward network per local expert, on expert-major rows.
+
+Bits. Each expert is its own matrix products over its own rows, in the order of the rows, so nothing
+of an expert depends on which other experts its rank holds: EP = 1, 2, 4 give the same bits when an
+expert sees the same rows. On a CPU every product is FP32: float32 rows as they are (views into the
+window; a BLAS packs its operands, so a row stride changes no bit), half-precision rows from FP32
+copies of one expert at a time, rounded once at the output. The half-precision products of a CPU are
+avoided: PyTorch 1.13 has none for f16, and those for bf16 (oneDNN) pick their kernel by the leading
+dimension, so the same rows in another window would give other bits.
+
+Threads. Keep `torch.set_num_threads` the same on every rank and run (1 where ranks share cores).
+"""
+
+from typing import Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ferry.torch.precision import no_autocast
+from ferry.torch.seeds import seed_of, uniform_
+
+
+def _working(tensor: Tensor) -> Tensor:
+    """The tensor in the dtype that products are computed in."""
+    halves = (torch.bfloat16, torch.float16)
+    return tensor.float() if tensor.device.type == "cpu" and tensor.dtype in halves else tensor
+
+
+def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
+    """target = left @ right, in place where the dtypes allow it."""
+    if target.dtype == left.dtype:
+        torch.mm(left, right, out=target)
+    else:
+        target.copy_(left @ right)
+
+
+class _GroupedSwiglu(torch.autograd.Function):
+    """y = (silu(x w1^T) * (x w3^T)) w2^T, expert by expert."""
+
+    @staticmethod
+    def forward(ctx, rows, w1, w3, w2, spans, out):
+        given = out is not None
+        if not given:
+            # Rows between experts (alignment) belong to nobody and stay 0.
+            covered = sum(end - begin for begin, end in spans) == rows.shape[0]
+            out = torch.empty_like(rows) if covered else torch.zeros_like(rows)
+        saved = []
+        with no_autocast(rows):
+            for expert, (begin, end) in enumerate(spans):
+                if begin == end:
+                    saved += [None, None]
+                    continue
+                x = _working(rows[begin:end])
+                gate = x @ _working(w1[expert]).t()
+                up = x @ _working(w3[expert]).t()
+                _store(out[begin:end], functional.silu(gate).mul_(up), _working(w2[expert]).t())
+                saved += [gate, up]
+        if given:
+            ctx.mark_dirty(out)
+        ctx.spans = spans
+        ctx.save_for_backward(rows, w1, w3, w2, *saved)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_y):
+        rows, w1, w3, w2, *saved = ctx.saved_tensors
+        wants_rows, wants_w1, wants_w3, wants_w2 = ctx.needs_input_grad[:4]
+        grad_rows = torch.zeros_like(rows) if wants_rows else None
+        grads = [torch.zeros_like(w) if wanted else None
+                 for w, wanted in ((w1, wants_w1), (w3, wants_w3), (w2, wants_w2))]
+        with no_autocast(rows):
+            for expert, (begin, end) in enumerate(ctx.spans):
+                if begin < end:
+                    own = tuple(None if g is None else g[expert] for g in grads)
+                    _expert_backward(_working(rows[begin:end]), _working(grad_y[begin:end]),
+                                     (w1[expert], w3[expert], w2[expert]),
+                                     saved[2 * expert:2 * expert + 2],
+                                     None if grad_rows is None else grad_rows[begin:end], own)
+        return (grad_rows, *grads, None, None)
+
+
+def _expert_backward(x: Tensor, grad_y: Tensor, weights: Tuple[Tensor, Tensor, Tensor],
+                     saved: Sequence[Tensor], grad_x: Optional[Tensor],
+                     grads: Tuple[Optional[Tensor], ...]) -> None:
+    """Fills one expert's gradients; a target that is None is left out."""
+    (gate, up), (w1, w3, w2) = saved, (_working(w) for w in weights)
+    sigmoid = torch.sigmoid(gate)
+    silu = gate * sigmoid
+    if grads[2] is not None:
+        _store(grads[2], grad_y.t(), silu * up)
+    grad_hidden = grad_y @ w2
+    grad_up = grad_hidden * silu
+    grad_gate = grad_hidden.mul_(up).mul_(sigmoid * (1 + gate * (1 - sigmoid)))
+    if grads[0] is not None:
+        _store(grads[0], grad_gate.t(), x)
+    if grads[1] is not None:
+        _store(grads[1], grad_up.t(), x)
+    if grad_x is not None:
+        grad_x.copy_(torch.addmm(grad_gate @ w1, grad_up, w3))
+
+
+def row_spans(expert_counts: Sequence[int], expert_offsets: Optional[Sequence[int]],
+              num_rows: int) -> Tuple[Tuple[int, int], ...]:
+    """(first row, row after the last) of each local expert.
+
+    Errors: ValueError when they do not fit in num_rows
+    """
+    counts = [int(count) for count in expert_counts]
+    if expert_offsets is None:
+        begins = [sum(counts[:expert]) for expert in range(len(counts))]
+    else:
+        begins = [int(offset) for offset in expert_offsets][:len(counts)]
+    spans = tuple((begin, begin + count) for begin, count in zip(begins, counts))
+    if len(spans) != len(counts) or any(c < 0 for c in counts) or any(
+            begin < 0 or end > num_rows for begin, end in spans):
+        raise ValueError(f"experts: expert_counts {counts} do not fit in {num_rows} rows; fix: give "
+                         "the counts and offsets of the plan that the rows came with")
+    return spans
+
+
+def grouped_swiglu(rows: Tensor, expert_counts: Sequence[int], w1: Tensor, w3: Tensor, w2: Tensor, *,
+                   expert_offsets: Optional[Sequence[int]] = None,
+                   out: Optional[Tensor] = None) -> Tensor:
+    """The local experts' outputs.
+
+    Shapes:   rows [R, H], rows may stand further apart than H; expert_counts: rows of each local
+              expert, in order; expert_offsets: their first rows, where rows are aligned; w1, w3
+              [E_local, I, H]; w2 [E_local, H, I]; out [R, H]: where to write, such as the memory of
+              `exchange.output(plan)`
+    Returns:  y [R, H], `out` where it is given. Backward gives zeros to an expert without rows
+    Errors:   ValueError (shapes, dtypes)
+    """
+    num_local = len(expert_counts)
+    hidden = rows.shape[-1]
+    inner = w1.shape[1] if w1.dim() == 3 else -1
+    wanted = {"w1": (w1, (num_local, inner, hidden)), "w3": (w3, (num_local, inner, hidden)),
+              "w2": (w2, (num_local, hidden, inner))}
+    for name, (weight, shape) in wanted.items():
+        if tuple(weight.shape) != shape or weight.dtype != rows.dtype:
+            raise ValueError(f"experts: {name} is {weight.dtype} {list(weight.shape)}; allowed: "
+                             f"{rows.dtype} {list(shape)}, because rows are {rows.dtype} "
+                             f"{list(rows.shape)} for {num_local} experts")
+    if out is not None and (out.shape != rows.shape or out.dtype != rows.dtype):
+        raise ValueError(f"experts: out is {out.dtype} {list(out.shape)}; allowed: {rows.dtype} "
+                         f"{list(rows.shape)}, as rows")
+    spans = row_spans(expert_counts, expert_offsets, rows.shape[0])
+    return _GroupedSwiglu.apply(rows, w1, w3, w2, spans, out)
+
+
+class GroupedExperts(nn.Module):
+    """The experts of this rank. Its parameters belong to an expert, not to every rank:
+    `ferry.torch.expert_parameters` finds them by `ferry_experts`.
+
+    local_experts   global ids of the local experts, ascending
+    seed            an expert's first weights depend on (seed, its global id), not on its rank
+    """
+
+    ferry_experts = True
+
+    def __init__(self, hidden: int, intermediate: int, local_experts: Sequence[int], *,
+                 dtype: Optional[torch.dtype] = None, seed: int = 0) -> None:
+        super().__init__()
+        self.hidden, self.intermediate = hidden, intermediate
+        self.local_experts = tuple(int(expert) for expert in local_experts)
+        num_local = len(self.local_experts)
+        self.w1 = nn.Parameter(torch.empty(num_local, intermediate, hidden, dtype=dtype))
+        self.w3 = nn.Parameter(torch.empty(num_local, intermediate, hidden, dtype=dtype))
+        self.w2 = nn.Parameter(torch.empty(num_local, hidden, intermediate, dtype=dtype))
+        self.reset_parameters(seed)
+
+    def reset_parameters(self, seed: int) -> None:
+        """Uniform in +-1/sqrt(fan in), as nn.Linear."""
+        for place, expert in enumerate(self.local_experts):
+            for name, weight in (("w1", self.w1), ("w3", self.w3), ("w2", self.w2)):
+                with torch.no_grad():
+                    uniform_(weight[place], weight.shape[-1] ** -0.5,
+                             seed_of(seed, "expert", expert, name))
+
+    def forward(self, rows: Tensor, expert_counts: Sequence[int], *,
+                expert_offsets: Optional[Sequence[int]] = None,
+                out: Optional[Tensor] = None) -> Tensor:
+        """See `grouped_swiglu`."""
+        return grouped_swiglu(rows, expert_counts, self.w1, self.w3, self.w2,
+                              expert_offsets=expert_offsets, out=out)
+
+    def extra_repr(self) -> str:
+        return (f"hidden={self.hidden}, intermediate={self.intermediate}, "
+                f"local_experts={list(self.local_experts)}")
+
+
+class SharedExperts(nn.Module):
+    """Experts that every token goes to, on its own rank: one SwiGLU network of their joint width.
+
+    Shapes: x [..., hidden] -> [..., hidden]. Dense parameters, the same on every rank
+    """
+
+    def __init__(self, hidden: int, intermediate: int, *, dtype: Optional[torch.dtype] = None,
+                 seed: int = 0) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.empty(intermediate, hidden, dtype=dtype))
+        self.w3 = nn.Parameter(torch.empty(intermediate, hidden, dtype=dtype))
+        self.w2 = nn.Parameter(torch.empty(hidden, intermediate, dtype=dtype))
+        for name, weight in (("w1", self.w1), ("w3", self.w3), ("w2", self.w2)):
+            uniform_(weight, weight.shape[-1] ** -0.5, seed_of(seed, "shared", name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = grouped_swiglu(rows, [rows.shape[0]], self.w1.unsqueeze(0), self.w3.unsqueeze(0),
+                           self.w2.unsqueeze(0))
+        return y.view(x.shape)
