@@ -2,7 +2,8 @@
 
 Bits. Each expert is its own matrix products over its own rows, in the order of the rows, so nothing
 of an expert depends on which other experts its rank holds: EP = 1, 2, 4 give the same bits when an
-expert sees the same rows. On a CPU every product is FP32: float32 rows as they are (views into the
+expert sees the same rows. With a BLAS in which rows do not depend on each other (Debian's libblas3)
+they do so as well when data parallelism splits an expert's rows over copies. On a CPU every product is FP32: float32 rows as they are (views into the
 window; a BLAS packs its operands, so a row stride changes no bit), half-precision rows from FP32
 copies of one expert at a time, rounded once at the output. The half-precision products of a CPU are
 avoided: PyTorch 1.13 has none for f16, and those for bf16 (oneDNN) pick their kernel by the leading
@@ -15,9 +16,8 @@ from typing import Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from ferry.torch.precision import no_autocast
+from ferry.torch.precision import no_autocast, sigmoid
 from ferry.torch.seeds import seed_of, uniform_
 
 
@@ -39,9 +39,11 @@ class _GroupedSwiglu(torch.autograd.Function):
     """y = (silu(x w1^T) * (x w3^T)) w2^T, expert by expert."""
 
     @staticmethod
-    def forward(ctx, rows, w1, w3, w2, spans, out):
-        given = out is not None
-        if not given:
+    def forward(ctx, rows, w1, w3, w2, spans, given):
+        # `given` hides the caller's memory from autograd, which could not follow a write into a view
+        # of something larger. What is returned is that memory under a new name.
+        out = given[0].data if given else None
+        if out is None:
             # Rows between experts (alignment) belong to nobody and stay 0.
             covered = sum(end - begin for begin, end in spans) == rows.shape[0]
             out = torch.empty_like(rows) if covered else torch.zeros_like(rows)
@@ -54,10 +56,8 @@ class _GroupedSwiglu(torch.autograd.Function):
                 x = _working(rows[begin:end])
                 gate = x @ _working(w1[expert]).t()
                 up = x @ _working(w3[expert]).t()
-                _store(out[begin:end], functional.silu(gate).mul_(up), _working(w2[expert]).t())
+                _store(out[begin:end], (gate * sigmoid(gate)).mul_(up), _working(w2[expert]).t())
                 saved += [gate, up]
-        if given:
-            ctx.mark_dirty(out)
         ctx.spans = spans
         ctx.save_for_backward(rows, w1, w3, w2, *saved)
         return out
@@ -86,13 +86,13 @@ def _expert_backward(x: Tensor, grad_y: Tensor, weights: Tuple[Tensor, Tensor, T
                      grads: Tuple[Optional[Tensor], ...]) -> None:
     """Fills one expert's gradients; a target that is None is left out."""
     (gate, up), (w1, w3, w2) = saved, (_working(w) for w in weights)
-    sigmoid = torch.sigmoid(gate)
-    silu = gate * sigmoid
+    slope = sigmoid(gate)
+    silu = gate * slope
     if grads[2] is not None:
         _store(grads[2], grad_y.t(), silu * up)
     grad_hidden = grad_y @ w2
     grad_up = grad_hidden * silu
-    grad_gate = grad_hidden.mul_(up).mul_(sigmoid * (1 + gate * (1 - sigmoid)))
+    grad_gate = grad_hidden.mul_(up).mul_(slope * (1 + gate * (1 - slope)))
     if grads[0] is not None:
         _store(grads[0], grad_gate.t(), x)
     if grads[1] is not None:
@@ -146,7 +146,7 @@ def grouped_swiglu(rows: Tensor, expert_counts: Sequence[int], w1: Tensor, w3: T
         raise ValueError(f"experts: out is {out.dtype} {list(out.shape)}; allowed: {rows.dtype} "
                          f"{list(rows.shape)}, as rows")
     spans = row_spans(expert_counts, expert_offsets, rows.shape[0])
-    return _GroupedSwiglu.apply(rows, w1, w3, w2, spans, out)
+    return _GroupedSwiglu.apply(rows, w1, w3, w2, spans, [] if out is None else [out])
 
 
 class GroupedExperts(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ferry.torch import losses
 from ferry.torch.capacity import apply_capacity, capacity_of
-from ferry.torch.precision import fp32_linear, no_autocast
+from ferry.torch.precision import fp32_linear, fp32_sigmoid, no_autocast
 from ferry.torch.seeds import seed_of, uniform_
 
 #: Added to the sum of sigmoid scores before it divides, as DeepSeek-V3 does.
@@ -68,7 +68,7 @@ def topk_from_logits(logits: Tensor, num_topk: int, *, score: str = "softmax",
                          f"{logits.shape[-1]}, the experts in the logits")
     with no_autocast(logits):
         logits = logits.float()
-        scores = torch.softmax(logits, -1) if score == "softmax" else torch.sigmoid(logits)
+        scores = torch.softmax(logits, -1) if score == "softmax" else fp32_sigmoid(logits)
         topk_idx = stable_topk(scores, num_topk)
         weights = scores.gather(-1, topk_idx)
         if renormalise:
@@ -285,7 +285,7 @@ class SigmoidGate(TopkGate):
         self.register_buffer("selection_bias", torch.zeros(self.num_experts))
 
     def _scores(self, logits: Tensor) -> Tensor:
-        return torch.sigmoid(logits)
+        return fp32_sigmoid(logits)
 
     def _choice_scores(self, scores: Tensor) -> Tensor:
         return scores + self.selection_bias

@@ -92,9 +92,10 @@ def test_tied_groups_go_to_the_lowest_group():
     assert gate(torch.randn(9, 4)).topk_idx.tolist() == [[0, 1, 2, 3]] * 9
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 17, 40])
-def test_bits_of_a_token_do_not_depend_on_the_batch(num_rows):
-    gate = SoftmaxGate(300, 24, 3)
+@pytest.mark.parametrize("kind", [SoftmaxGate, SigmoidGate])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 17, 33, 40])
+def test_bits_of_a_token_do_not_depend_on_the_batch(num_rows, kind):
+    gate = kind(300, 25, 3)
     x = torch.randn(64, 300)
     whole = gate(x)
     part = gate(x[64 - num_rows:])
