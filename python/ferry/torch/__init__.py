@@ -16,11 +16,13 @@ from ferry.torch.losses import (count_variance, expert_counts, switch_loss, upda
                                 variance_loss, z_loss)
 from ferry.torch.parallel import (clip_grad_norm_, dense_parameters, expert_parameters,
                                   ignore_experts_in_ddp, mark_experts, reduce_gradients)
+from ferry.torch.recording import RoutingRecorder, record_routing, write_trace
 
 __all__ = [
-    "Communicator", "GateOutput", "GroupedExperts", "SharedExperts", "SigmoidGate", "SoftmaxGate",
-    "TopkGate", "as_communicator", "clip_grad_norm_", "count_variance", "dense_parameters",
-    "expert_counts", "expert_parameters", "grouped_swiglu", "ignore_experts_in_ddp", "mark_experts",
-    "reduce_gradients", "switch_loss", "topk_from_logits", "update_selection_bias", "variance_loss",
-    "z_loss",
+    "Communicator", "GateOutput", "GroupedExperts", "RoutingRecorder", "SharedExperts",
+    "SigmoidGate", "SoftmaxGate", "TopkGate", "as_communicator", "clip_grad_norm_",
+    "count_variance", "dense_parameters", "expert_counts", "expert_parameters",
+    "grouped_swiglu", "ignore_experts_in_ddp", "mark_experts", "record_routing",
+    "reduce_gradients", "switch_loss", "topk_from_logits", "update_selection_bias",
+    "variance_loss", "write_trace", "z_loss",
 ]
