@@ -40,6 +40,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   }
   std::byte* map_region(int owner, std::uint64_t key) override;
   void retire_region(std::uint64_t key) override { regions_.retire(key); }
+  std::shared_ptr<const void> hold_region(std::uint64_t key) override { return regions_.hold(key); }
 
   bool sent(std::uint64_t ticket) override;
   void post_receive(int source, std::span<std::byte> buffer) override;
