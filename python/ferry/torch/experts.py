@@ -12,7 +12,8 @@ dimension, so the same rows in another window would give other bits.
 Threads. Keep `torch.set_num_threads` the same on every rank and run (1 where ranks share cores).
 """
 
-from typing import Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -35,50 +36,88 @@ def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
         target.copy_(left @ right)
 
 
+@dataclass
+class _Results:
+    """What the forward of a network leaves for its backward."""
+
+    y: Tensor
+    saved: List[Optional[Tensor]]  # per expert x w1^T and x w3^T
+
+
+@dataclass
+class _How:
+    """How a network is run: everything that is no tensor of the graph."""
+
+    spans: Tuple[Tuple[int, int], ...]
+    out: Optional[Tensor] = None
+    poll: Optional[Callable[[], None]] = None
+    grad_rows_memory: Optional[Callable[[], Optional[Tensor]]] = None
+    ready: Optional[_Results] = None
+
+    def covers(self, num_rows: int) -> bool:
+        """Whether every row belongs to an expert; rows between experts (alignment) do not."""
+        return sum(end - begin for begin, end in self.spans) == num_rows
+
+    def memory(self, like: Tensor, given: Optional[Tensor]) -> Tensor:
+        """Where results of the shape of the rows go; 0 in rows that belong to nobody."""
+        covered = self.covers(like.shape[0])
+        if given is None:
+            return torch.empty_like(like) if covered else torch.zeros_like(like)
+        # Under a new name: autograd could not follow a write into a view of something larger.
+        given = given.data
+        return given if covered else given.zero_()
+
+
+def _compute(rows: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, how: _How) -> _Results:
+    y, saved = how.memory(rows, how.out), []
+    with no_autocast(rows):
+        for expert, (begin, end) in enumerate(how.spans):
+            if begin == end:
+                saved += [None, None]
+                continue
+            x = _working(rows[begin:end])
+            gate = x @ _working(w1[expert]).t()
+            up = x @ _working(w3[expert]).t()
+            _store(y[begin:end], (gate * sigmoid(gate)).mul_(up), _working(w2[expert]).t())
+            saved += [gate, up]
+            if how.poll is not None:
+                how.poll()
+    return _Results(y, saved)
+
+
 class _GroupedSwiglu(torch.autograd.Function):
     """y = (silu(x w1^T) * (x w3^T)) w2^T, expert by expert."""
 
     @staticmethod
-    def forward(ctx, rows, w1, w3, w2, spans, given):
-        # `given` hides the caller's memory from autograd, which could not follow a write into a view
-        # of something larger. What is returned is that memory under a new name.
-        out = given[0].data if given else None
-        if out is None:
-            # Rows between experts (alignment) belong to nobody and stay 0.
-            covered = sum(end - begin for begin, end in spans) == rows.shape[0]
-            out = torch.empty_like(rows) if covered else torch.zeros_like(rows)
-        saved = []
-        with no_autocast(rows):
-            for expert, (begin, end) in enumerate(spans):
-                if begin == end:
-                    saved += [None, None]
-                    continue
-                x = _working(rows[begin:end])
-                gate = x @ _working(w1[expert]).t()
-                up = x @ _working(w3[expert]).t()
-                _store(out[begin:end], (gate * sigmoid(gate)).mul_(up), _working(w2[expert]).t())
-                saved += [gate, up]
-        ctx.spans = spans
-        ctx.save_for_backward(rows, w1, w3, w2, *saved)
-        return out
+    def forward(ctx, rows, w1, w3, w2, how):
+        results = how.ready or _compute(rows, w1, w3, w2, how)
+        ctx.how = replace(how, out=None, ready=None)  # its memory is not the graph's to keep
+        ctx.save_for_backward(rows, w1, w3, w2, *results.saved)
+        return results.y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y):
         rows, w1, w3, w2, *saved = ctx.saved_tensors
-        wants_rows, wants_w1, wants_w3, wants_w2 = ctx.needs_input_grad[:4]
-        grad_rows = torch.zeros_like(rows) if wants_rows else None
-        grads = [torch.zeros_like(w) if wanted else None
-                 for w, wanted in ((w1, wants_w1), (w3, wants_w3), (w2, wants_w2))]
+        how, wanted = ctx.how, ctx.needs_input_grad
+        grad_rows = None
+        if wanted[0]:
+            given = None if how.grad_rows_memory is None else how.grad_rows_memory()
+            grad_rows = how.memory(rows, given)
+        grads = [torch.zeros_like(weight) if wants else None
+                 for weight, wants in zip((w1, w3, w2), wanted[1:4])]
         with no_autocast(rows):
-            for expert, (begin, end) in enumerate(ctx.spans):
-                if begin < end:
-                    own = tuple(None if g is None else g[expert] for g in grads)
-                    _expert_backward(_working(rows[begin:end]), _working(grad_y[begin:end]),
-                                     (w1[expert], w3[expert], w2[expert]),
-                                     saved[2 * expert:2 * expert + 2],
-                                     None if grad_rows is None else grad_rows[begin:end], own)
-        return (grad_rows, *grads, None, None)
+            for expert, (begin, end) in enumerate(how.spans):
+                if begin == end:
+                    continue
+                own = tuple(None if g is None else g[expert] for g in grads)
+                _expert_backward(_working(rows[begin:end]), _working(grad_y[begin:end]),
+                                 (w1[expert], w3[expert], w2[expert]),
+                                 saved[2 * expert:2 * expert + 2],
+                                 None if grad_rows is None else grad_rows[begin:end], own)
+                if how.poll is not None:
+                    how.poll()
+        return (grad_rows, *grads, None)
 
 
 def _expert_backward(x: Tensor, grad_y: Tensor, weights: Tuple[Tensor, Tensor, Tensor],
@@ -121,14 +160,18 @@ def row_spans(expert_counts: Sequence[int], expert_offsets: Optional[Sequence[in
 
 
 def grouped_swiglu(rows: Tensor, expert_counts: Sequence[int], w1: Tensor, w3: Tensor, w2: Tensor, *,
-                   expert_offsets: Optional[Sequence[int]] = None,
-                   out: Optional[Tensor] = None) -> Tensor:
+                   expert_offsets: Optional[Sequence[int]] = None, out: Optional[Tensor] = None,
+                   poll: Optional[Callable[[], None]] = None,
+                   grad_rows_memory: Optional[Callable[[], Optional[Tensor]]] = None) -> Tensor:
     """The local experts' outputs.
 
     Shapes:   rows [R, H], rows may stand further apart than H; expert_counts: rows of each local
               expert, in order; expert_offsets: their first rows, where rows are aligned; w1, w3
               [E_local, I, H]; w2 [E_local, H, I]; out [R, H]: where to write, such as the memory of
               `exchange.output(plan)`
+    poll      called after each expert, forward and backward: progress of an exchange
+    grad_rows_memory   called in backward, gives [R, H] to write the gradient of rows to, such as
+              window memory, which dispatch_backward then reads in place
     Returns:  y [R, H], `out` where it is given. Backward gives zeros to an expert without rows
     Errors:   ValueError (shapes, dtypes)
     """
@@ -146,7 +189,7 @@ def grouped_swiglu(rows: Tensor, expert_counts: Sequence[int], w1: Tensor, w3: T
         raise ValueError(f"experts: out is {out.dtype} {list(out.shape)}; allowed: {rows.dtype} "
                          f"{list(rows.shape)}, as rows")
     spans = row_spans(expert_counts, expert_offsets, rows.shape[0])
-    return _GroupedSwiglu.apply(rows, w1, w3, w2, spans, [] if out is None else [out])
+    return _GroupedSwiglu.apply(rows, w1, w3, w2, _How(spans, out, poll, grad_rows_memory))
 
 
 class GroupedExperts(nn.Module):
@@ -178,12 +221,9 @@ class GroupedExperts(nn.Module):
                     uniform_(weight[place], weight.shape[-1] ** -0.5,
                              seed_of(seed, "expert", expert, name))
 
-    def forward(self, rows: Tensor, expert_counts: Sequence[int], *,
-                expert_offsets: Optional[Sequence[int]] = None,
-                out: Optional[Tensor] = None) -> Tensor:
+    def forward(self, rows: Tensor, expert_counts: Sequence[int], **options) -> Tensor:
         """See `grouped_swiglu`."""
-        return grouped_swiglu(rows, expert_counts, self.w1, self.w3, self.w2,
-                              expert_offsets=expert_offsets, out=out)
+        return grouped_swiglu(rows, expert_counts, self.w1, self.w3, self.w2, **options)
 
     def extra_repr(self) -> str:
         return (f"hidden={self.hidden}, intermediate={self.intermediate}, "
@@ -206,7 +246,41 @@ class SharedExperts(nn.Module):
             uniform_(weight, weight.shape[-1] ** -0.5, seed_of(seed, "shared", name))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.begin(x)()
+
+    def begin(self, x: Tensor) -> Callable[[], Tensor]:
+        """Computes now; what is returned makes the node of the graph and gives the result. Autograd
+        runs nodes that were made later first, so this says when the backward comes."""
         rows = x.reshape(-1, x.shape[-1])
-        y = grouped_swiglu(rows, [rows.shape[0]], self.w1.unsqueeze(0), self.w3.unsqueeze(0),
-                           self.w2.unsqueeze(0))
-        return y.view(x.shape)
+        how = _How(((0, rows.shape[0]),))
+        weights = tuple(weight.unsqueeze(0) for weight in (self.w1, self.w3, self.w2))
+        with torch.no_grad():
+            ready = _compute(rows.detach(), *weights, how)
+        how = replace(how, ready=ready)
+        return lambda: _GroupedSwiglu.apply(rows, *weights, how).view(x.shape)
+
+
+class _ScaledRows(torch.autograd.Function):
+    """y[r] * weights[r], in FP32, rounded once to the dtype of y."""
+
+    @staticmethod
+    def forward(ctx, y, weights, how):
+        ctx.save_for_backward(y, weights)
+        result = torch.empty_like(y) if how.out is None else how.out.data
+        return result.copy_(y.float() * weights.unsqueeze(1))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        y, weights = ctx.saved_tensors
+        grad_y = (grad.float() * weights.unsqueeze(1)).to(y.dtype) if ctx.needs_input_grad[0] else None
+        grad_weights = (grad.float() * y.float()).sum(1) if ctx.needs_input_grad[1] else None
+        return grad_y, grad_weights, None
+
+
+def scale_rows(y: Tensor, weights: Tensor, out: Optional[Tensor] = None) -> Tensor:
+    """Expert outputs times their routing weights, for weights="at_expert".
+
+    Shapes: y [R, H]; weights float32 [R]; out [R, H]: where to write -> [R, H] in the dtype of y
+    """
+    return _ScaledRows.apply(y, weights, _How((), out))

@@ -6,7 +6,7 @@ through a half-precision format. Choices are deterministic: equal scores go to t
 and the logits of a token do not depend on which other tokens stand in the batch.
 
 A gate of one's own is any `torch.nn.Module` whose forward returns a `GateOutput`; taking `mask` and
-`replay_idx` as keywords, as the gates here do, is optional (see `GateOutput`).
+`replay` as keywords, as the gates here do, is optional (see `TopkGate.forward`).
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,9 @@ class GateOutput:
     counts        int64 [E]: tokens that chose an expert, before any drop
     dropped       int64 [E]: how many of them lost their place to a capacity
     aux_loss      float32 scalar, to be added to the model's loss; 0 where no loss was asked for
-    replayed      True when the choice was given (`replay_idx`), not made: a recomputed layer
+    chosen_idx    int64 [T, k]: topk_idx before a capacity emptied slots; renormalised weights divide
+                  by the sum over these
+    replayed      True when the choice was given (`replay`), not made: a recomputed layer
     """
 
     topk_idx: Tensor
@@ -43,6 +45,7 @@ class GateOutput:
     counts: Optional[Tensor] = None
     dropped: Optional[Tensor] = None
     aux_loss: Optional[Tensor] = None
+    chosen_idx: Optional[Tensor] = None
     replayed: bool = False
 
 
@@ -123,13 +126,13 @@ class TopkGate(nn.Module):
         uniform_(self.weight, self.hidden ** -0.5, seed_of(seed, "gate"))
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None,
-                replay_idx: Optional[Tensor] = None) -> GateOutput:
+                replay: Optional[GateOutput] = None) -> GateOutput:
         """Chooses experts.
 
         Shapes: x [..., hidden], T rows in all; mask bool [...], False = padding: such a token gets
-                no expert, takes no capacity and counts in no loss; replay_idx [T, k]: the choice of
-                an earlier call, taken as it is (also its -1), so that a recomputed layer routes as
-                it did before
+                no expert, takes no capacity and counts in no loss
+        replay: what an earlier call on these tokens gave: its choice is taken as it is, also its -1
+                and its counts, so that a recomputed layer routes as it did before
         Errors: ValueError (shapes)
         """
         x = x.reshape(-1, self._width(x))
@@ -137,28 +140,17 @@ class TopkGate(nn.Module):
         with no_autocast(x):
             logits = fp32_linear(x, self.weight)
             scores = self._scores(logits)
-            if replay_idx is None:
-                topk_idx = stable_topk(self._choice(scores), self.num_topk)
-                if mask is not None:
-                    topk_idx = topk_idx.masked_fill(~mask.unsqueeze(-1), -1)
-                counts = losses.expert_counts(topk_idx, self.num_experts)
+            if replay is not None:
+                chosen_idx, topk_idx, counts, dropped = self._replayed(replay, x.shape[0])
+                weights = self._weights(scores, chosen_idx)
             else:
-                topk_idx, counts = self._replayed(replay_idx, x.shape[0]), None
-            weights = self._weights(scores, topk_idx)
-            dropped = torch.zeros_like(counts) if counts is not None else None
-            kept_idx = topk_idx
-            if replay_idx is None and self._limit(x, mask) is not None:
-                kept_idx, dropped = apply_capacity(topk_idx, weights, self.num_experts,
-                                                   self._limit(x, mask))
-            weights = weights.masked_fill(kept_idx < 0, 0.0)
-            if counts is None:
-                counts = losses.expert_counts(kept_idx, self.num_experts)
-                dropped = torch.zeros_like(counts)
-            elif self.training:
-                self.load = self.load.to(counts.device) + counts
+                chosen_idx, topk_idx, weights, counts, dropped = self._decide(scores, mask)
+                if self.training:
+                    self.load = self.load.to(counts.device) + counts
+            weights = weights.masked_fill(topk_idx < 0, 0.0)
             aux_loss = self._aux_loss(logits, scores, counts, mask)
-        return GateOutput(kept_idx, weights, scores, counts, dropped, aux_loss,
-                          replay_idx is not None)
+        return GateOutput(topk_idx, weights, scores, counts, dropped, aux_loss, chosen_idx,
+                          replay is not None)
 
     def take_load(self) -> Tensor:
         """int64 [E]: this rank's choices in training since the last call; starts anew."""
@@ -167,6 +159,20 @@ class TopkGate(nn.Module):
 
     def extra_repr(self) -> str:
         return f"hidden={self.hidden}, num_experts={self.num_experts}, num_topk={self.num_topk}"
+
+    def _decide(self, scores: Tensor, mask: Optional[Tensor]):
+        topk_idx = stable_topk(self._choice(scores), self.num_topk)
+        if mask is not None:
+            topk_idx = topk_idx.masked_fill(~mask.unsqueeze(-1), -1)
+        chosen_idx, weights = topk_idx, self._weights(scores, topk_idx)
+        counts = losses.expert_counts(topk_idx, self.num_experts)
+        dropped = torch.zeros_like(counts)
+        if self.capacity is not None or self.capacity_factor is not None:
+            num_real = scores.shape[0] if mask is None else int(mask.sum())
+            limit = capacity_of(num_real, self.num_topk, self.num_experts, self.capacity_factor,
+                                self.capacity)
+            topk_idx, dropped = apply_capacity(topk_idx, weights, self.num_experts, limit)
+        return chosen_idx, topk_idx, weights, counts, dropped
 
     # What the kinds of gates differ in.
     def _scores(self, logits: Tensor) -> Tensor:
@@ -199,13 +205,6 @@ class TopkGate(nn.Module):
             weights = weights / (weights.sum(-1, keepdim=True) + _RENORMALISE_EPSILON)
         return weights * self.scaling_factor
 
-    def _limit(self, x: Tensor, mask: Optional[Tensor]) -> Optional[int]:
-        if self.capacity is None and self.capacity_factor is None:
-            return None
-        num_real = x.shape[0] if mask is None else int(mask.sum())
-        return capacity_of(num_real, self.num_topk, self.num_experts, self.capacity_factor,
-                           self.capacity)
-
     def _aux_loss(self, logits, scores, counts, mask) -> Tensor:
         loss = logits.new_zeros(())
         if self.balance_loss is not None:
@@ -217,11 +216,11 @@ class TopkGate(nn.Module):
             loss = loss + self.z_loss_coef * losses.z_loss(logits, mask)
         return loss
 
-    def _replayed(self, replay_idx: Tensor, num_tokens: int) -> Tensor:
-        if tuple(replay_idx.shape) != (num_tokens, self.num_topk):
-            raise ValueError(f"gate: replay_idx has shape {list(replay_idx.shape)}; allowed: "
-                             f"[{num_tokens}, {self.num_topk}], the tokens of x by num_topk")
-        return replay_idx.to(torch.int64)
+    def _replayed(self, replay: GateOutput, num_tokens: int):
+        if tuple(replay.topk_idx.shape) != (num_tokens, self.num_topk):
+            raise ValueError(f"gate: replay.topk_idx has shape {list(replay.topk_idx.shape)}; "
+                             f"allowed: [{num_tokens}, {self.num_topk}], the tokens of x by num_topk")
+        return replay.chosen_idx, replay.topk_idx, replay.counts, replay.dropped
 
     def _width(self, x: Tensor) -> int:
         if x.dim() < 1 or x.shape[-1] != self.hidden:

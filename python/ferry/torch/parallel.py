@@ -10,7 +10,7 @@ tokens; with equally many tokens each, the loss of the step is L = 1/R * sum_r L
 With unequal token counts let every rank use L_r = sum over its tokens * R / (tokens of all ranks).
 """
 
-from typing import Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,30 @@ from ferry.torch.communicators import Communicator, as_communicator
 
 #: Bytes of one all_reduce: few calls, and little memory beside the gradients.
 _BUCKET_BYTES = 32 << 20
+
+
+class WorldSplit(NamedTuple):
+    """expert_parallel: the ranks that share one copy of the experts; expert_data_parallel: the ranks
+    that hold the same experts, or None where there is one copy."""
+
+    expert_parallel: Any
+    expert_data_parallel: Optional[Any]
+
+
+def split_world(world: Any, expert_parallel: int) -> WorldSplit:
+    """Splits a ferry Group into EP x DP: consecutive ranks share a copy of the experts.
+
+    Errors: ValueError (a size that does not divide the world)
+    """
+    if expert_parallel < 1 or world.size % expert_parallel:
+        raise ValueError(f"split_world: expert_parallel = {expert_parallel}; allowed: a divisor of "
+                         f"{world.size}, the ranks of the world")
+    first = world.rank // expert_parallel * expert_parallel
+    own = world.subgroup(range(first, first + expert_parallel))
+    copies = None
+    if expert_parallel < world.size:
+        copies = world.subgroup(range(world.rank % expert_parallel, world.size, expert_parallel))
+    return WorldSplit(own, copies)
 
 
 def mark_experts(module: nn.Module) -> nn.Module:

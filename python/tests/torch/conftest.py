@@ -8,8 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[3]
-if str(ROOT / "python") not in sys.path:
-    sys.path.insert(0, str(ROOT / "python"))
+try:
+    import ferry  # noqa: F401 - from PYTHONPATH or an installation
+except ImportError:
+    sys.path.insert(0, str(ROOT / "build/release/python"))
+    pytest.importorskip("ferry", reason="build the target ferry_python, or set PYTHONPATH")
 
 torch.set_num_threads(1)
 

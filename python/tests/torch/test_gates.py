@@ -81,7 +81,7 @@ def test_ties_go_to_the_lowest_id_and_stay_there(kind):
     gate = kind(4, 32, 6)
     torch.nn.init.zeros_(gate.weight)
     x = torch.randn(300, 4)
-    first, again = gate(x).topk_idx, gate(x, replay_idx=gate(x).topk_idx).topk_idx
+    first, again = gate(x).topk_idx, gate(x, replay=gate(x)).topk_idx
     assert first.tolist() == [[0, 1, 2, 3, 4, 5]] * 300
     assert torch.equal(first, again)
 
@@ -140,13 +140,13 @@ def test_the_selection_bias_stays_fp32():
 def test_weights_have_the_right_gradient():
     gate = SigmoidGate(5, 6, 3, scaling_factor=1.5).double()
     x = torch.randn(4, 5)
-    replay = gate(x).topk_idx
+    replay = gate(x)
 
     def weights(weight):
-        scores = torch.sigmoid(x.double() @ weight.t()).gather(1, replay)
+        scores = torch.sigmoid(x.double() @ weight.t()).gather(1, replay.topk_idx)
         return 1.5 * scores / scores.sum(1, keepdim=True)
     direction = torch.randn(4, 3)
-    (gate(x, replay_idx=replay).topk_weights * direction).sum().backward()
+    (gate(x, replay=replay).topk_weights * direction).sum().backward()
     reference = gate.weight.detach().clone().requires_grad_()
     (weights(reference) * direction).sum().backward()
     assert torch.allclose(gate.weight.grad, reference.grad, rtol=1e-5, atol=1e-6)
@@ -233,10 +233,26 @@ def test_load_counts_training_once():
     gate = SoftmaxGate(8, 4, 2)
     x = torch.randn(10, 8)
     result = gate(x)
-    gate(x, replay_idx=result.topk_idx)  # a recomputed layer
+    gate(x, replay=result)  # a recomputed layer
     gate.eval()(x)
     assert torch.equal(gate.take_load(), result.counts)
     assert gate.take_load().sum() == 0
+
+
+def test_a_replay_routes_as_before():
+    """Also where the scores tell otherwise by now; drops, counts and the loss stay as they were."""
+    options = {"capacity": 3, "balance_loss": "switch", "balance_coef": 1.0}
+    gate = SoftmaxGate(8, 4, 2, **options)
+    x = torch.randn(10, 8)
+    first = gate(x)
+    again = gate(x, replay=first)
+    assert again.replayed and first.dropped.sum() > 0
+    for name in ("topk_idx", "topk_weights", "counts", "dropped", "aux_loss"):
+        assert torch.equal(getattr(first, name), getattr(again, name)), name
+    other = gate(x.flip(0), replay=first)
+    assert torch.equal(other.topk_idx, first.topk_idx)
+    other.topk_weights.sum().backward()
+    assert gate.weight.grad is not None
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
@@ -273,4 +289,4 @@ def test_refused_inputs():
     with pytest.raises(ValueError, match="mask.bool"):
         gate(torch.zeros(3, 8), mask=torch.ones(3))
     with pytest.raises(ValueError, match=r"\[3, 2\]"):
-        gate(torch.zeros(3, 8), replay_idx=torch.zeros(3, 1, dtype=torch.int64))
+        gate(torch.zeros(3, 8), replay=gate(torch.zeros(2, 8)))
