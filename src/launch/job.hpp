@@ -1,6 +1,6 @@
 #pragma once
-// What launch::run and launch::Session share, and launch::run for the ferry command, which also needs
-// to know what started it and to reach the MPI job that its ranks are part of. Not installed.
+// What launch::run and launch::Session share, and launch::run for the ferry command, which also
+// needs to know what started it and to reach the MPI job that its ranks are part of. Not installed.
 
 #include <functional>
 #include <optional>

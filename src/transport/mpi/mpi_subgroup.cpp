@@ -100,8 +100,10 @@ class Meeting {
     if (done == 0) base::keep_forever(letter);
   }
 
-  /// The word of this meeting; those that a failed one left behind are passed over.
+  /// The word of this meeting. Others are passed over: a meeting that failed left them behind, or
+  /// the ranks disagree, which shows when no right one comes.
   Word receive(int source, int tag, double end_s, double waited_s) {
+    another_list_ = false;
     while (true) {
       const auto letter = std::make_shared<Letter>();
       check_mpi(
@@ -109,13 +111,7 @@ class Meeting {
           "MPI_Irecv");
       wait_for_letter(letter, source, end_s, waited_s);
       if (letter->word.list == list_ && letter->word.number == number_) return letter->word;
-      if (letter->word.list != list_) {
-        throw Error(
-            ErrorCode::mismatch,
-            fmt::format("subgroup: ranks {} and {} make sub-groups of different ranks; fix: "
-                        "make them in the same order, with the same lists",
-                        rank_, source));
-      }
+      another_list_ = letter->word.list != list_;
     }
   }
 
@@ -127,6 +123,12 @@ class Meeting {
         check_mpi(MPI_Test(&letter->request, &done, MPI_STATUS_IGNORE), "MPI_Test");
         if (done != 0) return;
         look_();
+        if (base::now_s() > end_s && another_list_) {
+          throw Error(ErrorCode::mismatch,
+                      fmt::format("subgroup: ranks {} and {} make sub-groups of different ranks; "
+                                  "fix: make them in the same order, with the same lists",
+                                  rank_, source));
+        }
         if (base::now_s() > end_s) {
           throw Error(ErrorCode::timeout,
                       fmt::format("subgroup: rank {} waited {:.3g} s for rank {}; fix: call it on "
@@ -153,6 +155,7 @@ class Meeting {
   std::uint64_t number_;
   const std::function<void()>& look_;
   std::uint64_t list_ = 0;
+  bool another_list_ = false;  ///< the last word of whoever is waited for was of another list
 };
 
 }  // namespace
@@ -160,8 +163,9 @@ class Meeting {
 MPI_Comm SubgroupComms::of(const std::vector<int>& ranks, const CommPair& whole, double deadline_s,
                            const std::function<void()>& look) {
   Entry& entry = known_[ranks];
+  // Each time: what follows on a known communicator is collective, too, and cannot be taken back.
+  Meeting(ranks, whole, entry.num_calls++, look).run(deadline_s);
   if (entry.comm != MPI_COMM_NULL) return entry.comm;
-  Meeting(ranks, whole, entry.num_tries++, look).run(deadline_s);
   MPI_Group all = MPI_GROUP_NULL;
   MPI_Group some = MPI_GROUP_NULL;
   check_mpi(MPI_Comm_group(whole.payload, &all), "MPI_Comm_group");

@@ -21,14 +21,14 @@ class SubgroupComms {
 
   /// Collective over `ranks`, which are ranks of `whole`. `look` is asked while it waits; it throws
   /// where the job has ended.
-  /// Errors: timeout, mismatch (two lists at one time), peer_failed
+  /// Errors: timeout, mismatch (other lists came), peer_failed
   MPI_Comm of(const std::vector<int>& ranks, const CommPair& whole, double deadline_s,
               const std::function<void()>& look);
 
  private:
   struct Entry {
     MPI_Comm comm = MPI_COMM_NULL;
-    std::uint64_t num_tries = 0;  ///< those that failed left messages behind
+    std::uint64_t num_calls = 0;  ///< those that failed left messages behind
   };
   std::map<std::vector<int>, Entry> known_;
 };
