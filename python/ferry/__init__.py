@@ -43,6 +43,7 @@ from ._ferry import (
     __version__,
 )
 from ._group import Group
+from ._init import init
 from ._run import run
 
 __all__ = [
@@ -71,5 +72,6 @@ __all__ = [
     "WindowRows",
     "WrongThreadError",
     "__version__",
+    "init",
     "run",
 ]

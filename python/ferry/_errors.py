@@ -96,4 +96,6 @@ ERROR_TYPES: dict[str, type[Error]] = {
         UnsupportedError,
     )
 }
+for _kind in (Error, *ERROR_TYPES.values()):
+    _kind.__module__ = "ferry"  # where users find them
 _ferry.set_error_types(ERROR_TYPES)

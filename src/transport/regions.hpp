@@ -1,9 +1,9 @@
 #pragma once
 // Node memory of ranks that live in one process: page-aligned, zero-filled regions found by
 // (owner, key). All of them live until the table goes, unless their owner retires one earlier: a
-// (owner, key). All of them live until the table goes, unless their owner retires one earlier: a
 // rank may leave while another still reads its memory. Who holds one keeps its memory longer. Safe
 // to call from any thread.
+
 #include <cstddef>
 #include <cstdint>
 #include <map>

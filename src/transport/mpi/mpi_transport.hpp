@@ -23,6 +23,7 @@
 #include "transport/mpi/mpi_comm.hpp"
 #include "transport/mpi/mpi_end.hpp"
 #include "transport/mpi/mpi_sends.hpp"
+#include "transport/mpi/mpi_subgroup.hpp"
 #include "transport/shared_regions.hpp"
 
 namespace ferry::detail {
@@ -61,6 +62,8 @@ class MpiTransport final : public Transport, private MpiEndListener {
 
  protected:
   std::uint64_t start_send(int target, MessageKind kind, std::span<const std::byte> bytes) override;
+  std::unique_ptr<Transport> make_subgroup(const std::vector<int>& ranks, const Topology& topology,
+                                           double deadline_s) override;
   void rest(int round) override;
 
  private:
@@ -109,6 +112,8 @@ class MpiTransport final : public Transport, private MpiEndListener {
   bool open_ = true;
   int spin_rounds_;
   LookTurns looks_;
+  SubgroupComms subgroup_comms_;
+  const MpiTransport* whole_ = nullptr;  ///< of a sub-group, which goes first; its end is ours, too
 
   std::uint64_t next_ticket_ = 1;
   MpiSends sends_;
