@@ -69,6 +69,12 @@ class ExchangeCall:
         self._running.append(pending)
         return pending
 
+    def wait(self, pending: Any) -> Any:
+        """The operation's result; it and its memory are not held any longer."""
+        result = pending.wait()
+        self._running = [other for other in self._running if other is not pending]
+        return result
+
     def enter(self) -> None:
         """Makes the node that ends the way back: before all others, so that it runs after them."""
         entered = _Enter.apply(self, self._x)
@@ -85,7 +91,7 @@ class ExchangeCall:
         """Waits for the chunk's plan, starts its dispatch; returns the plan."""
         plan = self.plans[chunk]
         if hasattr(plan, "wait"):
-            plan = self.plans[chunk] = plan.wait()
+            plan = self.plans[chunk] = self.wait(plan)
         begin, end = self.spans[chunk]
         self.dispatches[chunk] = self.track(
             self.exchange.start_dispatch(plan, self._x_host[begin:end]))
@@ -158,7 +164,7 @@ class _Enter(torch.autograd.Function):
     def backward(ctx, *_):
         call = ctx.call
         for chunk, pending in enumerate(call.back):
-            pending.wait()
+            call.wait(pending)
             call.back[chunk] = None
         grad_x, call.grad_x = call.grad_x, None
         return None, staging.to_device(grad_x, call.device)
@@ -176,7 +182,7 @@ class _Weights(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, _):
         call, chunk = ctx.call, ctx.chunk
-        call.back[chunk].wait()
+        call.wait(call.back[chunk])
         grad, call.grad_weights[chunk] = call.grad_weights[chunk], None
         return None, None, staging.to_device(grad, call.device)
 
@@ -189,7 +195,7 @@ class _Dispatched(torch.autograd.Function):
         ctx.call, ctx.chunk = call, chunk
         ctx.x_meta = (x.shape, x.dtype, x.device)
         ctx.weights_shape = None if weights is None else weights.shape
-        rows = torch.from_dlpack(call.dispatches[chunk].wait())
+        rows = torch.from_dlpack(call.wait(call.dispatches[chunk]))
         call.dispatches[chunk] = None
         row_weights = None
         if weights is not None:
@@ -218,7 +224,7 @@ class _Outputs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, *_):
         call, chunk = ctx.call, ctx.chunk
-        grad_y = torch.from_dlpack(call.back[chunk].wait())
+        grad_y = torch.from_dlpack(call.wait(call.back[chunk]))
         grad_weights = None
         if call.weights_at_combine and call.grad_weights[chunk] is not None:
             grad_weights = staging.to_device(call.grad_weights[chunk], call.device)
@@ -234,7 +240,7 @@ class _Combined(torch.autograd.Function):
     def forward(ctx, call, *parts):
         ctx.call = call
         for chunk, pending in enumerate(call.combines):
-            pending.wait()
+            call.wait(pending)
             call.combines[chunk] = None
         ys, weights = parts[0::2], parts[1::2]
         ctx.y_meta = [(y.shape, y.dtype, y.device) for y in ys]
@@ -243,7 +249,8 @@ class _Combined(torch.autograd.Function):
         ctx.wants_weights = call.weights_at_combine and any(ctx.needs_input_grad[2::2])
         ctx.save_for_backward(*(ys if ctx.wants_weights else ()))
         out, call.out = call.out, None
-        return staging.to_device(out, call.device)
+        # Under a new name: pendings hold views of `out`, and the graph must not be held through them.
+        return staging.to_device(out, call.device).data
 
     @staticmethod
     @torch.autograd.function.once_differentiable

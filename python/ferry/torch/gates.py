@@ -140,13 +140,18 @@ class TopkGate(nn.Module):
         with no_autocast(x):
             logits = fp32_linear(x, self.weight)
             scores = self._scores(logits)
-            if replay is not None:
-                chosen_idx, topk_idx, counts, dropped = self._replayed(replay, x.shape[0])
-                weights = self._weights(scores, chosen_idx)
-            else:
-                chosen_idx, topk_idx, weights, counts, dropped = self._decide(scores, mask)
+            # A non-reentrant checkpoint wants a replay to save the same tensors in the same order:
+            # what differs between the two is done without a graph.
+            with torch.no_grad():
+                chosen_idx = (self._choose(scores, mask) if replay is None
+                              else self._replayed(replay, x.shape[0]))
+            weights = self._weights(scores, chosen_idx)
+            if replay is None:
+                topk_idx, counts, dropped = self._limited(chosen_idx, weights, mask)
                 if self.training:
                     self.load = self.load.to(counts.device) + counts
+            else:
+                topk_idx, counts, dropped = replay.topk_idx, replay.counts, replay.dropped
             weights = weights.masked_fill(topk_idx < 0, 0.0)
             aux_loss = self._aux_loss(logits, scores, counts, mask)
         return GateOutput(topk_idx, weights, scores, counts, dropped, aux_loss, chosen_idx,
@@ -160,19 +165,22 @@ class TopkGate(nn.Module):
     def extra_repr(self) -> str:
         return f"hidden={self.hidden}, num_experts={self.num_experts}, num_topk={self.num_topk}"
 
-    def _decide(self, scores: Tensor, mask: Optional[Tensor]):
+    def _choose(self, scores: Tensor, mask: Optional[Tensor]) -> Tensor:
+        """int64 [T, k], before any capacity."""
         topk_idx = stable_topk(self._choice(scores), self.num_topk)
-        if mask is not None:
-            topk_idx = topk_idx.masked_fill(~mask.unsqueeze(-1), -1)
-        chosen_idx, weights = topk_idx, self._weights(scores, topk_idx)
-        counts = losses.expert_counts(topk_idx, self.num_experts)
-        dropped = torch.zeros_like(counts)
-        if self.capacity is not None or self.capacity_factor is not None:
-            num_real = scores.shape[0] if mask is None else int(mask.sum())
-            limit = capacity_of(num_real, self.num_topk, self.num_experts, self.capacity_factor,
-                                self.capacity)
-            topk_idx, dropped = apply_capacity(topk_idx, weights, self.num_experts, limit)
-        return chosen_idx, topk_idx, weights, counts, dropped
+        return topk_idx if mask is None else topk_idx.masked_fill(~mask.unsqueeze(-1), -1)
+
+    @torch.no_grad()
+    def _limited(self, chosen_idx: Tensor, weights: Tensor, mask: Optional[Tensor]):
+        """topk_idx, counts and dropped, after the capacity if there is one."""
+        counts = losses.expert_counts(chosen_idx, self.num_experts)
+        if self.capacity is None and self.capacity_factor is None:
+            return chosen_idx, counts, torch.zeros_like(counts)
+        num_real = chosen_idx.shape[0] if mask is None else int(mask.sum())
+        limit = capacity_of(num_real, self.num_topk, self.num_experts, self.capacity_factor,
+                            self.capacity)
+        topk_idx, dropped = apply_capacity(chosen_idx, weights, self.num_experts, limit)
+        return topk_idx, counts, dropped
 
     # What the kinds of gates differ in.
     def _scores(self, logits: Tensor) -> Tensor:
@@ -186,8 +194,8 @@ class TopkGate(nn.Module):
         return scores
 
     def _choice(self, scores: Tensor) -> Tensor:
-        """What top-k ranks: no gradient goes through a choice."""
-        choice = self._choice_scores(scores.detach())
+        """What top-k ranks."""
+        choice = self._choice_scores(scores)
         if self.num_groups == 1:
             return choice
         groups = choice.unflatten(-1, (self.num_groups, -1))
@@ -216,11 +224,11 @@ class TopkGate(nn.Module):
             loss = loss + self.z_loss_coef * losses.z_loss(logits, mask)
         return loss
 
-    def _replayed(self, replay: GateOutput, num_tokens: int):
+    def _replayed(self, replay: GateOutput, num_tokens: int) -> Tensor:
         if tuple(replay.topk_idx.shape) != (num_tokens, self.num_topk):
             raise ValueError(f"gate: replay.topk_idx has shape {list(replay.topk_idx.shape)}; "
                              f"allowed: [{num_tokens}, {self.num_topk}], the tokens of x by num_topk")
-        return replay.chosen_idx, replay.topk_idx, replay.counts, replay.dropped
+        return replay.chosen_idx
 
     def _width(self, x: Tensor) -> int:
         if x.dim() < 1 or x.shape[-1] != self.hidden:
