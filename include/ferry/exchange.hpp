@@ -1,8 +1,10 @@
 #pragma once
-// The exchange of one expert-parallel group: plan, dispatch, combine.
+// The exchange of one expert-parallel group: plan, dispatch, combine, and the way back through them
+// with gradients.
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -30,6 +32,10 @@ struct PlanSummary {
   std::uint64_t metadata_bytes = 0;             ///< sent to other nodes while planning
   std::uint64_t inter_node_bytes_dispatch = 0;  ///< fragments with headers
   std::uint64_t inter_node_bytes_combine = 0;
+  std::uint64_t inter_node_bytes_combine_backward = 0;
+  std::uint64_t inter_node_bytes_dispatch_backward = 0;
+  /// What gradients of weights add to the backward operation that they travel in.
+  std::uint64_t inter_node_bytes_grad_weights = 0;
   std::uint64_t inter_node_rows_dispatch = 0;
   std::uint64_t inter_node_rows_combine = 0;
   std::uint64_t inter_socket_bytes_dispatch = 0;  ///< row pushes to another socket of the node
@@ -116,6 +122,36 @@ class OutputRows : public WindowRows {
   using WindowRows::WindowRows;
 };
 
+/// Gradients of the experts' outputs, in the same places.
+class GradRows : public WindowRows {
+ public:
+  using WindowRows::WindowRows;
+};
+
+/// What combine_backward is given.
+struct CombineBackwardInput {
+  ConstMatrix grad_out;  ///< [num_tokens, hidden]
+  /// The outputs as combine read them, [num_rows, hidden]: only read for gradients of weights. Best
+  /// the memory of output(plan), unchanged since; anything else costs one copy.
+  ConstMatrix y{};
+};
+
+/// What dispatch_backward is given.
+struct DispatchBackwardInput {
+  ConstMatrix grad_rows;  ///< [num_rows, hidden], best the memory of a window; else one copy
+  /// Weights at the expert: gradients of Plan::row_sources().weight, [num_rows], or with
+  /// token_major of Plan::topk_weights(), [num_rows, num_topk]; those of slots without an expert
+  /// are not read.
+  std::optional<std::span<const float>> grad_row_weights{};
+};
+
+/// What dispatch_backward fills.
+struct DispatchBackwardOutput {
+  Matrix grad_x;  ///< [num_tokens, hidden]
+  std::optional<std::span<float>>
+      grad_weights{};  ///< [num_tokens, num_topk], with grad_row_weights
+};
+
 /// After a failure: a call may fail on one rank and end well on another that needed nothing from
 /// the refuser; every later call on that plan then ends with the same error on every rank. Plans in
 /// flight and new plans are not touched by it, whichever calls on the failed one a rank left out.
@@ -184,6 +220,37 @@ class Exchange {
   /// Errors:   invalid_argument, stale_plan, limit_exceeded, timeout, peer_failed
   void combine(const Plan& plan, ConstMatrix y, Matrix out);
   Pending<void> start_combine(const Plan& plan, ConstMatrix y, Matrix out);
+
+  /// Takes the gradient of combine's result to the experts: row (t, j) becomes weight[t,j] *
+  /// grad_out[t] with weights at combine, else grad_out[t]; alignment rows become 0. With
+  /// grad_weights, grad_weights[t,j] = grad_out[t] . y(t,j) in FP32, the same for every slot that
+  /// names an expert, and 0 where a slot names none.
+  /// Shapes:   grad_out [num_tokens, hidden]; y [num_rows, hidden]; grad_weights [num_tokens,
+  ///           num_topk]; the result [num_rows, hidden] in this rank's window
+  /// Requires: all ranks want grad_weights, or none does; inputs stay alive until done
+  /// Ensures:  rows in the order of the layout; y unchanged
+  /// Cost:     as dispatch, over the rows of combine; with grad_weights also one read of y in place
+  ///           and 4 bytes back per (token, expert) of other nodes. No metadata
+  /// Errors:   invalid_argument (shapes; grad_weights unless weights are at combine), mismatch,
+  ///           stale_plan, limit_exceeded, timeout, peer_failed
+  GradRows combine_backward(const Plan& plan, const CombineBackwardInput& input,
+                            std::optional<std::span<float>> grad_weights = std::nullopt);
+  Pending<GradRows> start_combine_backward(
+      const Plan& plan, const CombineBackwardInput& input,
+      std::optional<std::span<float>> grad_weights = std::nullopt);
+
+  /// Brings gradients of the dispatched rows home: grad_x[t] = their sum over the rows of token t,
+  /// in the tree of combine, unweighted. Gradients of row weights travel beside them.
+  /// Shapes:   see DispatchBackwardInput and DispatchBackwardOutput
+  /// Requires: all ranks give grad_row_weights, or none does; they and inputs stay alive until done
+  /// Ensures:  grad_x rows of tokens without an expert are 0
+  /// Cost:     as combine; 4 bytes more per weight of other nodes' tokens. No metadata
+  /// Errors:   invalid_argument (shapes; weights unless they are at the expert), mismatch,
+  ///           stale_plan, limit_exceeded, timeout, peer_failed
+  void dispatch_backward(const Plan& plan, const DispatchBackwardInput& input,
+                         const DispatchBackwardOutput& output);
+  Pending<void> start_dispatch_backward(const Plan& plan, const DispatchBackwardInput& input,
+                                        const DispatchBackwardOutput& output);
 
   /// Refuses the next call that is started here: it fails with `error` on every rank, as it does
   /// where Ferry refuses its arguments. For bindings, whose callers can pass what no argument type

@@ -32,6 +32,7 @@ namespace kernels {
 struct PushJob;
 struct PackJob;
 struct SumJob;
+struct ScaleJob;
 }  // namespace kernels
 
 /// What a message carries; bytes are counted apart for each.
@@ -151,6 +152,7 @@ class Transport {
   void push_rows(const kernels::PushJob& job);
   void pack_rows(const kernels::PackJob& job);
   void sum_rows(const kernels::SumJob& job);
+  void scale_rows(const kernels::ScaleJob& job);
   std::uint32_t checksum(std::span<const std::byte> payload);
   void fill(std::span<std::byte> payload, unsigned char value);
 

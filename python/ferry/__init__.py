@@ -32,6 +32,7 @@ from ._exchange import Exchange
 from ._ferry import (
     Array,
     ExpertRows,
+    GradRows,
     OutputRows,
     Pending,
     Placement,
@@ -53,6 +54,7 @@ __all__ = [
     "Error",
     "Exchange",
     "ExpertRows",
+    "GradRows",
     "Group",
     "InvalidArgumentError",
     "LimitExceededError",

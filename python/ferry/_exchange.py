@@ -156,6 +156,49 @@ class Exchange:
         """combine() that does not wait. y must not change until it is done."""
         return self._core.start_combine(plan, y, out)
 
+    def combine_backward(self, plan: _ferry.Plan, grad_out: Any, y: Any = None,
+                         grad_weights: Any = None) -> _ferry.GradRows:
+        """Takes the gradient of combine's result to the experts.
+
+        Row (t, j) becomes weight[t,j] * grad_out[t] with weights at combine, else grad_out[t]. With
+        grad_weights, grad_weights[t,j] = grad_out[t] . y(t,j) in FP32, 0 where a slot names none.
+        Shapes: grad_out [num_tokens, hidden]; y [num_rows, hidden], as combine read it, only needed
+                for grad_weights; grad_weights [num_tokens, num_topk], float32, is filled. All ranks
+                give grad_weights, or none does
+        Returns: rows [num_rows, hidden] in this rank's window
+        Errors: InvalidArgumentError, MismatchError, StalePlanError, LimitExceededError,
+                PeerTimeoutError, PeerFailedError
+        """
+        return self.start_combine_backward(plan, grad_out, y, grad_weights).wait()
+
+    def start_combine_backward(self, plan: _ferry.Plan, grad_out: Any, y: Any = None,
+                               grad_weights: Any = None) -> _ferry.Pending[_ferry.GradRows]:
+        """combine_backward() that does not wait."""
+        return self._core.start_combine_backward(plan, grad_out, y, grad_weights)
+
+    def dispatch_backward(self, plan: _ferry.Plan, grad_rows: Any, grad_row_weights: Any = None,
+                          grad_x: Any = None, grad_weights: Any = None) -> Any:
+        """Brings gradients of the dispatched rows home: grad_x[t] = their sum over rows of token t.
+
+        Shapes: grad_rows [num_rows, hidden], best the memory of a window; grad_x [num_tokens,
+                hidden], None = a new array. With weights at the expert also grad_row_weights, the
+                gradients of plan.row_sources.weight [num_rows] or, token_major, of
+                plan.topk_weights [num_rows, num_topk], and grad_weights [num_tokens, num_topk],
+                both float32; all ranks give them, or none does. grad_weights is filled
+        Returns: grad_x; a new one is NumPy's where grad_rows is, else a `ferry.Array`
+        Errors: InvalidArgumentError, MismatchError, StalePlanError, LimitExceededError,
+                PeerTimeoutError, PeerFailedError
+        """
+        return self.start_dispatch_backward(plan, grad_rows, grad_row_weights, grad_x,
+                                            grad_weights).wait()
+
+    def start_dispatch_backward(self, plan: _ferry.Plan, grad_rows: Any,
+                                grad_row_weights: Any = None, grad_x: Any = None,
+                                grad_weights: Any = None) -> _ferry.Pending[Any]:
+        """dispatch_backward() that does not wait."""
+        return self._core.start_dispatch_backward(plan, grad_rows, grad_row_weights, grad_x,
+                                                  grad_weights)
+
     def __repr__(self) -> str:
         return (f"ferry.Exchange(hidden={self.hidden}, dtype={self.dtype!r}, "
                 f"strategy={self.options['strategy']!r})")

@@ -346,20 +346,55 @@ class PyExchange {
                                            const py::object& out) {
     Arguments given("combine", *group_, shape_.dtype);
     const ConstMatrix rows = given.rows(y, "y");
-    py::object result = out;
-    Matrix sums;
-    if (out.is_none()) {
-      const py::array made(numpy_type(shape_.dtype), {plan.num_tokens(), shape_.hidden});
-      sums = given.output(made, "out");
-      result = given.used_numpy ? py::object(made)
-                                : make_array(made, std::string(to_string(shape_.dtype)));
-    } else {
-      sums = given.output(out, "out");
-    }
-    if (given.error) sums = Matrix{};
+    const auto [sums, result] = home_rows(given, plan, out, "out");
     return start<void>(
-        given, [&](ferry::Exchange& exchange) { return exchange.start_combine(plan, rows, sums); },
-        [result](std::monostate&&) { return result; });
+        given,
+        [&, to = sums](ferry::Exchange& exchange) {
+          return exchange.start_combine(plan, rows, to);
+        },
+        [kept = result](std::monostate&&) { return kept; });
+  }
+
+  std::unique_ptr<PyPending> start_combine_backward(const Plan& plan, const py::object& grad_out,
+                                                    const py::object& y,
+                                                    const py::object& grad_weights) {
+    Arguments given("combine_backward", *group_, shape_.dtype);
+    CombineBackwardInput input;
+    input.grad_out = given.rows(grad_out, "grad_out");
+    if (!y.is_none()) input.y = given.rows(y, "y");
+    // Whether there are any tells what call it is, also one that is refused.
+    std::optional<std::span<float>> weights;
+    if (!grad_weights.is_none()) weights = given.float_output(grad_weights, "grad_weights");
+    return start<GradRows>(
+        given,
+        [&](ferry::Exchange& exchange) {
+          return exchange.start_combine_backward(plan, input, weights);
+        },
+        [](GradRows&& rows) { return py::cast(grad_rows_of(std::move(rows))); });
+  }
+
+  std::unique_ptr<PyPending> start_dispatch_backward(const Plan& plan, const py::object& grad_rows,
+                                                     const py::object& grad_row_weights,
+                                                     const py::object& grad_x,
+                                                     const py::object& grad_weights) {
+    Arguments given("dispatch_backward", *group_, shape_.dtype);
+    DispatchBackwardInput input;
+    DispatchBackwardOutput output;
+    input.grad_rows = given.rows(grad_rows, "grad_rows");
+    if (!grad_row_weights.is_none()) {
+      input.grad_row_weights = given.floats(grad_row_weights, "grad_row_weights");
+    }
+    if (!grad_weights.is_none()) {
+      output.grad_weights = given.float_output(grad_weights, "grad_weights");
+    }
+    const auto [sums, result] = home_rows(given, plan, grad_x, "grad_x");
+    output.grad_x = sums;
+    return start<void>(
+        given,
+        [&](ferry::Exchange& exchange) {
+          return exchange.start_dispatch_backward(plan, input, output);
+        },
+        [kept = result](std::monostate&&) { return kept; });
   }
 
   std::uint64_t metadata_rounds() {
@@ -369,6 +404,21 @@ class PyExchange {
 
  private:
   ferry::Exchange& exchange() { return *resource_->exchange; }
+
+  /// Where sums of this rank's tokens go, and what the caller gets: `out`, or a new array that is
+  /// NumPy's where the rows that are summed are.
+  std::pair<Matrix, py::object> home_rows(Arguments& given, const Plan& plan, const py::object& out,
+                                          std::string_view name) const {
+    if (!out.is_none()) {
+      const Matrix rows = given.output(out, name);
+      return {given.error ? Matrix{} : rows, out};
+    }
+    const py::array made(numpy_type(shape_.dtype), {plan.num_tokens(), shape_.hidden});
+    const Matrix rows = given.output(made, name);
+    return {given.error ? Matrix{} : rows,
+            given.used_numpy ? py::object(made)
+                             : make_array(made, std::string(to_string(shape_.dtype)))};
+  }
 
   StartedPending<ExpertRows>::Convert to_expert_rows() const {
     return [extra_bytes = options_.extra_bytes](ExpertRows&& rows) {
@@ -432,6 +482,11 @@ void bind_exchange(py::module_& module) {
       .def("output", &PyExchange::output, py::arg("plan"))
       .def("start_combine", &PyExchange::start_combine, py::arg("plan"), py::arg("y"),
            py::arg("out"))
+      .def("start_combine_backward", &PyExchange::start_combine_backward, py::arg("plan"),
+           py::arg("grad_out"), py::arg("y"), py::arg("grad_weights"))
+      .def("start_dispatch_backward", &PyExchange::start_dispatch_backward, py::arg("plan"),
+           py::arg("grad_rows"), py::arg("grad_row_weights"), py::arg("grad_x"),
+           py::arg("grad_weights"))
       .def("metadata_rounds", &PyExchange::metadata_rounds);
 }
 

@@ -48,6 +48,11 @@ void bind_summary(Bound& summary) {
       .def_readonly("metadata_bytes", &PlanSummary::metadata_bytes)
       .def_readonly("inter_node_bytes_dispatch", &PlanSummary::inter_node_bytes_dispatch)
       .def_readonly("inter_node_bytes_combine", &PlanSummary::inter_node_bytes_combine)
+      .def_readonly("inter_node_bytes_combine_backward",
+                    &PlanSummary::inter_node_bytes_combine_backward)
+      .def_readonly("inter_node_bytes_dispatch_backward",
+                    &PlanSummary::inter_node_bytes_dispatch_backward)
+      .def_readonly("inter_node_bytes_grad_weights", &PlanSummary::inter_node_bytes_grad_weights)
       .def_readonly("inter_node_rows_dispatch", &PlanSummary::inter_node_rows_dispatch)
       .def_readonly("inter_node_rows_combine", &PlanSummary::inter_node_rows_combine)
       .def_readonly("inter_socket_bytes_dispatch", &PlanSummary::inter_socket_bytes_dispatch);
@@ -137,6 +142,12 @@ PyOutputRows output_rows_of(OutputRows&& rows) {
   return made;
 }
 
+PyGradRows grad_rows_of(GradRows&& rows) {
+  PyGradRows made;
+  made.rows = std::make_shared<const GradRows>(std::move(rows));
+  return made;
+}
+
 void bind_rows(py::module_& module) {
   bind_plan(module);
   py::class_<PyRows>(module, "WindowRows",
@@ -177,6 +188,8 @@ after the group. The slot of the window is free again when all are gone.)")
   py::class_<PyOutputRows, PyRows>(module, "OutputRows",
                                    "Where the experts' outputs are best written: combine then "
                                    "reads them in place.");
+  py::class_<PyGradRows, PyRows>(module, "GradRows",
+                                 "Gradients of the experts' outputs, in the same places.");
 }
 
 }  // namespace ferry::python

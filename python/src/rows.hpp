@@ -22,9 +22,11 @@ struct PyExpertRows : PyRows {
   std::int64_t extra_bytes = 0;
 };
 struct PyOutputRows : PyRows {};
+struct PyGradRows : PyRows {};
 
 PyExpertRows expert_rows_of(ExpertRows&& rows, std::int64_t extra_bytes);
 PyOutputRows output_rows_of(OutputRows&& rows);
+PyGradRows grad_rows_of(GradRows&& rows);
 
 void bind_rows(py::module_& module);
 

@@ -127,13 +127,14 @@ void Engine::deliver_fragment(ExchangeState& exchange, int source, ArrivedFragme
     return;
   }
   if (!known->second.flow) return;  // poisoned: received and thrown away
-  if (header.call.kind != wire::OpKind::dispatch && header.call.kind != wire::OpKind::combine) {
+  KindFlow* const flow = known->second.flow->find(header.call.kind, header.stream);
+  if (flow == nullptr) {
     refuse_call(
         exchange, header.call,
         unusable(rank(), source, fmt::format("a fragment of {}", to_string(header.call.kind))));
     return;
   }
-  LaneInbox* const inbox = known->second.flow->kind(header.call.kind).inbox_of(source);
+  LaneInbox* const inbox = flow->inbox_of(source);
   if (inbox == nullptr || header.call.ordinal != inbox->ordinal || header.index != inbox->arrived ||
       inbox->arrived >= inbox->granted) {
     refuse_call(exchange, header.call,
@@ -199,7 +200,8 @@ bool Engine::read_boards() {
 void Engine::handle_window(ExchangeState& exchange, int local_rank, const Notice& notice) {
   if (!check_order(exchange, notice.call, node_ranks_[local_rank])) return;
   if (!is_wanted(exchange, notice.call)) return;
-  std::vector<ShownWindow>& windows = exchange.windows[ExchangeState::CallKey(notice.call)];
+  std::vector<ShownWindow>& windows =
+      exchange.windows[ExchangeState::CallKey(notice.call)][static_cast<std::size_t>(notice.role)];
   windows.resize(node_ranks_.size());
   windows[local_rank] = {notice.region_key, notice.turn, notice.bytes, true};
 }
@@ -213,7 +215,7 @@ bool Engine::is_wanted(const ExchangeState& exchange, const wire::CallId& call) 
   if (wire::opens_plan(call.kind)) return is_coming(exchange, call.plan);
   const auto known = exchange.plans.find(call.plan);
   if (known == exchange.plans.end()) return is_coming(exchange, call.plan);
-  return known->second.flow && call.ordinal >= known->second.flow->kind(call.kind).next_ordinal;
+  return known->second.flow && call.ordinal >= known->second.flow->call(call.kind).next_ordinal;
 }
 
 void Engine::apply_grant(ExchangeState& exchange, int source, const wire::Grant& grant) {
@@ -228,10 +230,10 @@ void Engine::apply_grant(ExchangeState& exchange, int source, const wire::Grant&
     return;
   }
   if (!known->second.flow) return;
-  if (grant.kind != wire::OpKind::dispatch && grant.kind != wire::OpKind::combine) return;
-  KindFlow& flow = known->second.flow->kind(grant.kind);
-  LaneOutbox* const outbox = flow.outbox_of(source);
-  if (flow.generous_grants && grant.ordinal == 0) {
+  KindFlow* const flow = known->second.flow->find(grant.kind, grant.stream);
+  if (flow == nullptr) return;
+  LaneOutbox* const outbox = flow->outbox_of(source);
+  if (flow->generous_grants && grant.ordinal == 0) {
     if (outbox == nullptr || outbox->ordinal != 0) return;
     outbox->granted = std::max(outbox->granted, std::min(grant.fragments, outbox->total));
     return;

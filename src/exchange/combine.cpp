@@ -3,14 +3,13 @@
 #include "exchange/combine.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.hpp"
 #include "exchange/engine.hpp"
 
 namespace ferry::detail {
 namespace {
-
-constexpr std::uint64_t kCopyBytesPerStep = 1U << 20U;
 
 // Targets stand in tree order: marks where a rank's group and the node's group end.
 void mark_groups(std::span<kernels::SumTerm> terms, std::span<const plan::Target> targets) {
@@ -24,18 +23,27 @@ void mark_groups(std::span<kernels::SumTerm> terms, std::span<const plan::Target
 }  // namespace
 
 CombineOperation::CombineOperation(std::shared_ptr<ExchangeState> exchange,
-                                   std::shared_ptr<PlanState> plan, ConstMatrix y, Matrix out)
-    : Operation(std::move(exchange), std::move(plan), wire::OpKind::combine),
-      y_(y),
-      out_(out),
+                                   std::shared_ptr<PlanState> plan, const RowsHome& rows,
+                                   const std::optional<WeightsHome>& weights)
+    : Operation(std::move(exchange), std::move(plan), rows.kind),
+      out_(rows.out),
+      weights_(weights),
+      weighted_(rows.kind == wire::OpKind::combine && this->exchange().weighted()),
+      flow_(this->plan()->flow->call(rows.kind)),
+      own_(rows.rows, WindowRole::main,
+           weights ? ShownRows::Values(weights->of_rows) : std::nullopt),
       windows_(this->plan()->rows.rows_to),
-      senders_(this->plan()->rows.landing, true, this->exchange().combine_framing) {
-  flow_ = &this->plan()->flow->kind(wire::OpKind::combine);
+      senders_(this->plan()->rows.landing, Way::back, this->exchange().framings.combine) {
   for (const plan::LanePair& pair : this->plan()->rows.outgoing) {
     lanes_.push_back(
-        {LaneReceiver(pair, true, this->exchange().combine_framing.rows_per_fragment), {}, 0});
+        {LaneReceiver(pair, Way::back, this->exchange().framings.combine.rows_per_fragment),
+         {},
+         0});
   }
   group_lanes();
+  if (!weights_) return;
+  value_senders_.emplace(this->plan()->rows.landing, Way::values, this->exchange().framings.values);
+  home_values_.emplace(*this);
 }
 
 void CombineOperation::group_lanes() {
@@ -53,63 +61,28 @@ void CombineOperation::group_lanes() {
 }
 
 bool CombineOperation::step() {
-  bool advanced = take_slot();
-  advanced |= copy_y();
-  advanced |= show_window();
+  bool advanced = own_.step(*this);
   advanced |= windows_.resolve(*this);
   if (!running()) return true;
   if (windows_.complete()) {
     advanced |= send_some();
     advanced |= sum_home();
     if (!running()) return true;
+    if (weights_) advanced |= send_values() | take_values();
+    if (!running()) return true;
     advanced |= finish_reading();
   }
-  if (!shown_ || !read_all_ || sends_in_flight > 0 || missing_reader() >= 0) return advanced;
-  lease_->slot().shown = false;
-  lease_.reset();
+  if (!own_.shown() || !read_all_ || sends_in_flight > 0 || own_.missing_reader(*this) >= 0) {
+    return advanced;
+  }
+  if (weights_) home_values_->write(*this, weights_->out);
+  own_.end();
   succeed();
   return true;
 }
 
-// y that already lies in a window of this rank is read there; anything else is copied into one.
-bool CombineOperation::take_slot() {
-  if (lease_) return false;
-  const bool in_place =
-      y_.stride_bytes() == static_cast<std::int64_t>(exchange().window_stride_bytes);
-  if (in_place) lease_ = engine().slots().find(y_.data);
-  if (lease_ && lease_->slot().capacity_bytes >= plan()->summary.window_bytes) {
-    copied_rows_ = y_.rows;
-  } else {
-    lease_ = engine().slots().take(plan()->summary.window_bytes, describe());
-  }
-  return true;
-}
-
-bool CombineOperation::copy_y() {
-  if (copied_rows_ == y_.rows) return false;
-  const std::int64_t stride = static_cast<std::int64_t>(exchange().window_stride_bytes);
-  const auto most = static_cast<std::int64_t>(kCopyBytesPerStep / exchange().row_bytes + 1);
-  const std::int64_t end = std::min(y_.rows, copied_rows_ + most);
-  pusher_.clear();
-  for (; copied_rows_ < end; ++copied_rows_) {
-    pusher_.add_target(lease_->slot().data() + copied_rows_ * stride);
-    pusher_.add_row(y_.row(copied_rows_));
-  }
-  pusher_.push(engine().transport(), exchange().shape.hidden, exchange().shape.dtype,
-               exchange().shape.dtype);
-  return true;
-}
-
-bool CombineOperation::show_window() {
-  if (shown_ || copied_rows_ < y_.rows) return false;
-  shown_ =
-      engine().publish(*this, lease_->slot(), plan()->summary.window_bytes, plan()->rows.rows_from);
-  if (shown_) turn_ = lease_->slot().turn;
-  return shown_;
-}
-
 bool CombineOperation::send_some() {
-  return senders_.send(*this, *flow_,
+  return senders_.send(*this, flow_.rows,
                        [this](const plan::Lane& lane, const plan::Fragment& fragment,
                               std::byte* payload) { fill_partials(lane, fragment, payload); });
 }
@@ -119,7 +92,7 @@ bool CombineOperation::send_some() {
 void CombineOperation::fill_partials(const plan::Lane& lane, const plan::Fragment& fragment,
                                      std::byte* payload) {
   const DType wire_dtype = *exchange().options.wire_combine;
-  const std::uint64_t row_bytes = exchange().combine_framing.row_bytes;
+  const std::uint64_t row_bytes = exchange().framings.combine.row_bytes;
   const bool raw = plan::info(exchange().options.strategy).unit == plan::RowUnit::token_expert;
   terms_.clear();
   sums_.clear();
@@ -165,8 +138,8 @@ bool CombineOperation::sum_home() {
   if (range_ < num_ranges) return advanced;
   // In the same step as the last sum: the operation may be over after it.
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    if (flow_->inboxes[i].ordinal == call().ordinal)
-      lanes_[i].receiver.end_use(*this, flow_->inboxes[i]);
+    if (flow_.rows.inboxes[i].ordinal == call().ordinal)
+      lanes_[i].receiver.end_use(*this, flow_.rows.inboxes[i]);
   }
   return advanced;
 }
@@ -176,13 +149,13 @@ bool CombineOperation::stage_range() {
   bool ready = true;
   for (std::size_t i = 0; i < lanes_.size() && running(); ++i) {
     Homecoming& lane = lanes_[i];
-    LaneInbox& inbox = flow_->inboxes[i];
+    LaneInbox& inbox = flow_.rows.inboxes[i];
     if (lane.receiver.done()) continue;
     if (inbox.ordinal != call().ordinal)
       return false;  // an earlier use of the plan still comes home
     lane.receiver.grant_through(*this, inbox, range_);
     while (!lane.receiver.done() && lane.receiver.range() == range_) {
-      auto taken = lane.receiver.take(*this, inbox, exchange().combine_framing);
+      auto taken = lane.receiver.take(*this, inbox, exchange().framings.combine);
       if (!taken) break;
       lane.staged.push_back(std::move(*taken));
     }
@@ -238,7 +211,7 @@ bool CombineOperation::add_lane_terms(Homecoming& lane, std::uint64_t token) {
     kernels::SumTerm term;
     term.row = staged_row(lane, lane.next_item);
     term.dtype = *exchange().options.wire_combine;
-    if (exchange().weighted() && !items.weights.empty()) {
+    if (weighted_ && !items.weights.empty()) {
       term.weighted = true;
       term.weight = items.weights[lane.next_item];
     }
@@ -251,78 +224,101 @@ bool CombineOperation::add_lane_terms(Homecoming& lane, std::uint64_t token) {
 
 const std::byte* CombineOperation::staged_row(const Homecoming& lane, std::uint32_t item) const {
   const std::uint32_t in_range = item - lane.receiver.lane().range_begin[range_];
-  const std::uint64_t per_fragment = exchange().combine_framing.rows_per_fragment;
+  const std::uint64_t per_fragment = exchange().framings.combine.rows_per_fragment;
   const LaneReceiver::Taken& taken = lane.staged[in_range / per_fragment];
   FERRY_ASSERT(item >= taken.fragment.first && item < taken.fragment.first + taken.fragment.count,
                "item {} is not in its fragment", item);
   return taken.arrived.payload() +
-         (item - taken.fragment.first) * exchange().combine_framing.row_bytes;
+         (item - taken.fragment.first) * exchange().framings.combine.row_bytes;
 }
 
 kernels::SumTerm CombineOperation::output_term(const plan::Target& target) const {
   kernels::SumTerm term;
   term.row = windows_.data(target.local_rank) + target.row * exchange().window_stride_bytes;
   term.weight = target.weight;
-  term.weighted = exchange().weighted();
+  term.weighted = weighted_;
   term.dtype = exchange().shape.dtype;
   return term;
 }
 
 bool CombineOperation::finish_reading() {
   if (read_all_ || range_ < plan()->rows.num_ranges() || !senders_.done()) return false;
+  if (weights_ && (!value_senders_->done() || !home_values_->done())) return false;
   windows_.raise(*this, PeerWindows::Flag::released);
   read_all_ = true;
   return true;
 }
 
-int CombineOperation::missing_reader() const {
-  const std::vector<std::uint64_t>& rows_from = plan()->rows.rows_from;
-  const Slot& slot = lease_->slot();
-  Transport& transport = engine().transport();
-  for (int local = 0; local < static_cast<int>(rows_from.size()); ++local) {
-    if (rows_from[local] == 0) continue;
-    if (transport.reached(slot.layout.released(slot.base, local).value, turn_)) continue;
-    // After a failure readers give up instead of reading to the end.
-    if (failing() && exchange().has_left(call().plan, local)) continue;
-    return engine().node_ranks()[local];
+// They can be sent as soon as the node shows them, beside the rows.
+bool CombineOperation::send_values() {
+  const std::uint64_t per_target = exchange().weights_per_row(plan()->num_topk);
+  return value_senders_->send(
+      *this, flow_.values,
+      [&](const plan::Lane& values, const plan::Fragment& fragment, std::byte* payload) {
+        const auto& landing = plan()->rows.landing;
+        const auto pair = std::ranges::find_if(
+            landing, [&](const plan::LanePair& one) { return &one.values == &values; });
+        sources_.clear();
+        for (std::uint64_t value = fragment.first; value < fragment.first + fragment.count;
+             ++value) {
+          sources_.push_back(
+              value_of(pair->back().targets[value / per_target], value % per_target));
+        }
+        engine().transport().pack_rows({.hidden = 1, .rows = sources_, .out = payload});
+      });
+}
+
+bool CombineOperation::take_values() {
+  bool advanced = home_values_->step(*this, flow_.values);
+  if (std::exchange(took_home_values_, true)) return advanced;
+  const std::uint64_t per_target = exchange().weights_per_row(plan()->num_topk);
+  sources_.clear();
+  for (const plan::Target& target : plan()->rows.home_targets) {
+    for (std::uint64_t value = 0; value < per_target; ++value) {
+      sources_.push_back(value_of(target, value));
+    }
   }
-  return -1;
+  engine().transport().pack_rows(
+      {.hidden = 1,
+       .rows = sources_,
+       .out = reinterpret_cast<std::byte*>(home_values_->of_home().data())});
+  return true;
+}
+
+// Numbers stand behind the rows of a window, whose number follows from the bytes that are shown.
+const std::byte* CombineOperation::value_of(const plan::Target& target, std::uint64_t value) const {
+  const std::uint64_t per_row = exchange().weights_per_row(plan()->num_topk);
+  const std::span<const std::byte> window = windows_.bytes(target.local_rank);
+  const std::uint64_t rows =
+      window.size() / (exchange().window_stride_bytes + per_row * sizeof(float));
+  return window.data() + rows * exchange().window_stride_bytes +
+         (target.row * per_row + value) * sizeof(float);
 }
 
 WaitTarget CombineOperation::waits_for() const {
-  if (failing()) return {shown_ ? missing_reader() : -1, Phase::outputs_read};
-  if (!shown_) {
-    if (lease_ && lease_->slot().shown) return engine().slot_holder(lease_->slot());
-    return {engine().slow_reader(*this, plan()->rows.rows_from), Phase::earlier_call};
+  if (failing()) {
+    return {own_.shown() ? own_.missing_reader(*this) : -1, Phase::outputs_read};
   }
+  if (!own_.shown()) return own_.waits_for(*this);
   if (const int rank = windows_.missing_rank(*this); rank >= 0) return {rank, Phase::outputs};
-  if (const int rank = senders_.starved_peer(*flow_, call().ordinal); rank >= 0) {
+  if (const int rank = senders_.starved_peer(flow_.rows, call().ordinal); rank >= 0) {
     return {rank, Phase::credit};
   }
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     const LaneReceiver& receiver = lanes_[i].receiver;
     if (!receiver.done() && receiver.range() <= range_) {
-      return {flow_->inboxes[i].peer, Phase::partial_sums};
+      return {flow_.rows.inboxes[i].peer, Phase::partial_sums};
     }
   }
-  if (const int rank = missing_reader(); rank >= 0) return {rank, Phase::outputs_read};
+  if (weights_) {
+    if (const int rank = value_senders_->starved_peer(flow_.values, call().ordinal); rank >= 0) {
+      return {rank, Phase::credit};
+    }
+    if (const int rank = home_values_->missing_rank(); rank >= 0) return {rank, Phase::values};
+  }
+  if (const int rank = own_.missing_reader(*this); rank >= 0) return {rank, Phase::outputs_read};
   return {plan()->rows.landing.empty() ? -1 : plan()->rows.landing.front().dispatch.peer,
           Phase::sends};
-}
-
-void CombineOperation::abandon() {
-  if (lease_) engine().retire(std::move(lease_), *this);
-}
-
-bool CombineOperation::quiet() {
-  if (!shown_) {
-    lease_.reset();
-    return true;
-  }
-  if (missing_reader() >= 0) return false;
-  lease_->slot().shown = false;
-  lease_.reset();
-  return true;
 }
 
 }  // namespace ferry::detail

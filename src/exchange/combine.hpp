@@ -2,29 +2,46 @@
 // Exchange::combine, the way back: a landing rank sums a token's outputs on its node, straight
 // from the experts' windows, and sends one row; the home rank adds nodes in ascending order.
 // Ranges go in ascending order, so staging holds a few of them, whatever the number of tokens.
+// dispatch_backward is the same for gradients of rows, unweighted, with gradients of weights beside
+// them where the experts applied the weights.
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
+#include "exchange/home_values.hpp"
 #include "exchange/lanes.hpp"
 #include "exchange/operation.hpp"
 #include "exchange/peer_windows.hpp"
-#include "exchange/row_pusher.hpp"
-#include "exchange/slots.hpp"
+#include "exchange/shown_rows.hpp"
 #include "ferry/matrix.hpp"
 #include "kernels/row_kernels.hpp"
 
 namespace ferry::detail {
 
+/// Rows that come home, and where their sums go.
+struct RowsHome {
+  wire::OpKind kind = wire::OpKind::combine;
+  ConstMatrix rows;
+  Matrix out;
+};
+
+/// Gradients of weights that travel with them.
+struct WeightsHome {
+  std::span<const float> of_rows;  ///< [num_rows x weights per row]
+  std::span<float> out;            ///< [num_tokens, num_topk]
+};
+
 class CombineOperation final : public Operation {
  public:
   CombineOperation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
-                   ConstMatrix y, Matrix out);
+                   const RowsHome& rows, const std::optional<WeightsHome>& weights = std::nullopt);
 
   bool step() override;
   WaitTarget waits_for() const override;
-  bool quiet() override;
-  void abandon() override;
+  bool quiet() override { return own_.quiet(*this); }
+  void abandon() override { own_.abandon(*this); }
 
  private:
   /// The lanes of one node, or this rank's home node, in the order of the sum.
@@ -41,9 +58,6 @@ class CombineOperation final : public Operation {
   };
 
   void group_lanes();
-  bool take_slot();
-  bool copy_y();
-  bool show_window();
   bool send_some();
   void fill_partials(const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload);
   bool sum_home();
@@ -53,20 +67,24 @@ class CombineOperation final : public Operation {
   bool add_lane_terms(Homecoming& lane, std::uint64_t token);
   const std::byte* staged_row(const Homecoming& lane, std::uint32_t item) const;
   bool finish_reading();
-  /// A rank that still reads this rank's outputs; -1 if none.
-  int missing_reader() const;
   kernels::SumTerm output_term(const plan::Target& target) const;
 
-  const ConstMatrix y_;
+  // Gradients of weights
+  bool send_values();
+  bool take_values();
+  const std::byte* value_of(const plan::Target& target, std::uint64_t value) const;
+
   const Matrix out_;
-  KindFlow* flow_ = nullptr;
-  std::unique_ptr<SlotLease> lease_;
-  std::uint64_t turn_ = 0;
-  std::int64_t copied_rows_ = 0;
-  bool shown_ = false;
+  const std::optional<WeightsHome> weights_;
+  const bool weighted_;  ///< this operation multiplies with the routing weights
+  CallFlow& flow_;
+  ShownRows own_;
   bool read_all_ = false;
   PeerWindows windows_;
   LaneSenders senders_;
+  std::optional<LaneSenders> value_senders_;
+  std::optional<HomeValues> home_values_;
+  bool took_home_values_ = false;
   std::vector<Homecoming> lanes_;
   std::vector<NodeGroup> groups_;
   std::uint64_t range_ = 0;  ///< summed next
@@ -74,7 +92,6 @@ class CombineOperation final : public Operation {
   std::vector<kernels::SumTerm> terms_;
   std::vector<kernels::SumRow> sums_;
   std::vector<const std::byte*> sources_;
-  RowPusher pusher_;
 };
 
 }  // namespace ferry::detail

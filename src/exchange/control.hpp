@@ -30,6 +30,13 @@ enum class NoticeKind : std::uint8_t {
   left,     ///< this rank touches nothing of a failed plan any more, and starts nothing on it
 };
 
+/// Which of a call's windows.
+enum class WindowRole : std::uint8_t {
+  main,     ///< the rows that it brings or takes, or its metadata
+  outputs,  ///< outputs that it reads beside the rows that it brings
+};
+inline constexpr std::size_t kWindowRoles = 2;
+
 /// What a rank tells the others of its node about one call.
 struct alignas(64) Notice {
   wire::CallId call;
@@ -38,6 +45,7 @@ struct alignas(64) Notice {
   std::uint64_t turn = 0;
   std::uint64_t bytes = 0;
   NoticeKind kind = NoticeKind::window;
+  WindowRole role = WindowRole::main;
   std::uint32_t text = 0;  ///< of a refusal: where its text stands
 };
 

@@ -17,15 +17,9 @@ namespace {
 constexpr std::uint64_t kPushBytesPerStep = 1U << 20U;
 constexpr int kLandingsPerStep = 4;
 
-// Extra bytes move as rows of a dtype of their own; equal dtypes copy bits.
-constexpr DType kExtraDtype = DType::f32;
-std::int64_t extra_elements(const ExchangeState& exchange) {
-  return exchange.options.extra_bytes / static_cast<std::int64_t>(element_bytes(kExtraDtype));
-}
-
 // Of a row on the wire, without what travels with it.
 std::uint64_t wire_row_bytes(const ExchangeState& exchange) {
-  return exchange.dispatch_framing.row_bytes -
+  return exchange.framings.dispatch.row_bytes -
          static_cast<std::uint64_t>(exchange.options.extra_bytes);
 }
 
@@ -36,8 +30,8 @@ DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
     : Operation(std::move(exchange), std::move(plan), wire::OpKind::dispatch),
       input_(input),
       windows_(this->plan()->rows.rows_to),
-      senders_(this->plan()->rows.outgoing, false, this->exchange().dispatch_framing) {
-  flow_ = &this->plan()->flow->kind(wire::OpKind::dispatch);
+      senders_(this->plan()->rows.outgoing, Way::out, this->exchange().framings.dispatch) {
+  flow_ = &this->plan()->flow->rows(wire::OpKind::dispatch);
   make_receivers();
 }
 
@@ -49,11 +43,11 @@ DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
       early_(std::move(early)),
       flow_(&early_->flow()),
       windows_({}),
-      senders_(early_->lanes(), false, this->exchange().dispatch_framing) {}
+      senders_(early_->lanes(), Way::out, this->exchange().framings.dispatch) {}
 
 void DispatchOperation::make_receivers() {
   for (const plan::LanePair& pair : plan()->rows.landing) {
-    receivers_.emplace_back(pair, false, exchange().dispatch_framing.rows_per_fragment);
+    receivers_.emplace_back(pair, Way::out, exchange().framings.dispatch.rows_per_fragment);
   }
 }
 
@@ -66,8 +60,9 @@ void DispatchOperation::take_plan(std::shared_ptr<PlanState> plan) {
   set_plan(std::move(plan));
   windows_ = PeerWindows(this->plan()->rows.rows_to);
   make_receivers();
-  flow_ = &this->plan()->flow->kind(wire::OpKind::dispatch);
+  flow_ = &this->plan()->flow->rows(wire::OpKind::dispatch);
   const bool good = early_->hand_over(exchange(), *flow_);
+  this->plan()->flow->call(wire::OpKind::dispatch).next_ordinal = 1;
   early_lanes_ = early_->take_lanes();
   early_.reset();
   if (good) return;
@@ -85,7 +80,7 @@ bool DispatchOperation::step_early() {
 
 bool DispatchOperation::step() {
   if (early_) return step_early();
-  bool advanced = show_window();
+  bool advanced = own_.show(*this);
   advanced |= windows_.resolve(*this);
   if (!running()) return true;
   advanced |= send_some();
@@ -95,47 +90,13 @@ bool DispatchOperation::step() {
     advanced |= push_home();
     advanced |= finish_writing();
   }
-  if (!running() || !wrote_ || !shown_ || !senders_.done() || sends_in_flight > 0 ||
-      missing_writer() >= 0) {
+  if (!running() || !wrote_ || !own_.shown() || !senders_.done() || sends_in_flight > 0 ||
+      own_.missing_writer(*this) >= 0) {
     return advanced;
   }
-  lease_->slot().shown = false;
+  own_.end();
   succeed();
   return true;
-}
-
-bool DispatchOperation::show_window() {
-  if (shown_) return false;
-  if (!lease_) {
-    lease_ = engine().slots().take(plan()->summary.window_bytes, describe());
-    clear_alignment_rows();
-  }
-  shown_ =
-      engine().publish(*this, lease_->slot(), plan()->summary.window_bytes, plan()->rows.rows_from);
-  if (shown_) turn_ = lease_->slot().turn;
-  return shown_;
-}
-
-// Nobody writes the rows between the experts' rows.
-void DispatchOperation::clear_alignment_rows() {
-  if (exchange().options.row_alignment == 1) return;
-  const plan::RankPlan& rows = plan()->rows;
-  std::vector<kernels::SumRow> empty;
-  for (std::size_t expert = 0; expert < rows.expert_counts.size(); ++expert) {
-    for (std::int64_t row = rows.expert_offsets[expert] + rows.expert_counts[expert];
-         row < rows.expert_offsets[expert + 1]; ++row) {
-      empty.push_back(
-          {target_row({.row = static_cast<std::uint64_t>(row)}, lease_->slot().data()), 0, 0});
-    }
-  }
-  engine().transport().sum_rows({.out_dtype = exchange().shape.dtype,
-                                 .hidden = exchange().shape.hidden,
-                                 .rows = empty,
-                                 .terms = {}});
-  if (exchange().options.extra_bytes == 0) return;
-  for (kernels::SumRow& row : empty) row.out += exchange().extra_offset;
-  engine().transport().sum_rows(
-      {.out_dtype = kExtraDtype, .hidden = extra_elements(exchange()), .rows = empty, .terms = {}});
 }
 
 bool DispatchOperation::send_some() {
@@ -161,7 +122,7 @@ void DispatchOperation::pack(const plan::Lane& lane, const plan::Fragment& fragm
   for (const std::uint32_t token : tokens) sources_.push_back(extra_row(token));
   engine().transport().pack_rows({.source_dtype = kExtraDtype,
                                   .wire_dtype = kExtraDtype,
-                                  .hidden = extra_elements(exchange()),
+                                  .hidden = exchange().extra_elements(),
                                   .rows = sources_,
                                   .out = payload + fragment.count * wire_row_bytes(exchange())});
 }
@@ -175,7 +136,7 @@ bool DispatchOperation::land_some() {
     if (inbox.ordinal != call().ordinal) continue;
     if (!receiver.done()) receiver.grant_through(*this, inbox, receiver.range());
     for (int taken = 0; taken < kLandingsPerStep; ++taken) {
-      const auto fragment = receiver.take(*this, inbox, exchange().dispatch_framing);
+      const auto fragment = receiver.take(*this, inbox, exchange().framings.dispatch);
       if (!fragment) break;
       land(receiver, *fragment);
       advanced = true;
@@ -239,7 +200,7 @@ void DispatchOperation::add_row(const std::byte* row, const std::byte* extra) {
 void DispatchOperation::push(DType row_dtype) {
   pusher_.push(engine().transport(), exchange().shape.hidden, row_dtype, exchange().shape.dtype);
   if (exchange().options.extra_bytes == 0) return;
-  extra_pusher_.push(engine().transport(), extra_elements(exchange()), kExtraDtype, kExtraDtype);
+  extra_pusher_.push(engine().transport(), exchange().extra_elements(), kExtraDtype, kExtraDtype);
 }
 
 const std::byte* DispatchOperation::extra_row(std::uint64_t token) const {
@@ -257,27 +218,8 @@ bool DispatchOperation::all_landed() const {
   return std::ranges::all_of(receivers_, [](const LaneReceiver& lane) { return lane.done(); });
 }
 
-int DispatchOperation::missing_writer() const {
-  const std::vector<std::uint64_t>& rows_from = plan()->rows.rows_from;
-  const Slot& slot = lease_->slot();
-  for (int local = 0; local < static_cast<int>(rows_from.size()); ++local) {
-    if (rows_from[local] == 0) continue;
-    const Line& line = slot.layout.written(slot.base, local);
-    if (!engine().transport().reached(line.value, turn_)) return engine().node_ranks()[local];
-  }
-  return -1;
-}
-
 std::byte* DispatchOperation::target_row(const plan::Target& target, std::byte* window) const {
   return window + target.row * exchange().window_stride_bytes;
-}
-
-Matrix DispatchOperation::rows() const {
-  return {.data = lease_->slot().data(),
-          .dtype = exchange().shape.dtype,
-          .rows = plan()->rows.num_rows(),
-          .columns = exchange().shape.hidden,
-          .row_stride_bytes = static_cast<std::int64_t>(exchange().window_stride_bytes)};
 }
 
 std::optional<Error> DispatchOperation::find_wait_error() const {
@@ -296,14 +238,15 @@ WaitTarget DispatchOperation::waits_for() const {
   if (const int rank = windows_.missing_rank(*this); rank >= 0) {
     return {rank, Phase::window_granted};
   }
-  if (!shown_) return {engine().slow_reader(*this, plan()->rows.rows_from), Phase::earlier_call};
+  if (!own_.shown())
+    return {engine().slow_reader(*this, plan()->rows.rows_from), Phase::earlier_call};
   for (std::size_t i = 0; i < receivers_.size(); ++i) {
     if (!receivers_[i].done()) return {flow_->inboxes[i].peer, Phase::rows};
   }
   if (const int rank = senders_.starved_peer(*flow_, call().ordinal); rank >= 0) {
     return {rank, Phase::credit};
   }
-  if (const int rank = missing_writer(); rank >= 0) return {rank, Phase::rows_pushed};
+  if (const int rank = own_.missing_writer(*this); rank >= 0) return {rank, Phase::rows_pushed};
   return {plan()->rows.outgoing.empty() ? -1 : plan()->rows.outgoing.front().dispatch.peer,
           Phase::sends};
 }
@@ -311,8 +254,7 @@ WaitTarget DispatchOperation::waits_for() const {
 bool DispatchOperation::quiet() {
   if (early_ && opened_) early_->close(exchange());
   early_.reset();
-  if (lease_ && shown_) engine().retire(std::move(lease_), *this);
-  lease_.reset();
+  own_.give_back(*this);
   return true;
 }
 

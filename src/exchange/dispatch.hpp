@@ -12,7 +12,7 @@
 #include "exchange/operation.hpp"
 #include "exchange/peer_windows.hpp"
 #include "exchange/row_pusher.hpp"
-#include "exchange/slots.hpp"
+#include "exchange/written_window.hpp"
 #include "ferry/matrix.hpp"
 
 namespace ferry::detail {
@@ -43,18 +43,15 @@ class DispatchOperation final : public Operation {
   const DispatchInput& input() const { return input_; }
 
   /// The rows' slot, for the handle that the caller gets. Requires: the operation succeeded.
-  std::unique_ptr<SlotLease> take_lease() { return std::move(lease_); }
-  Matrix rows() const;
+  std::unique_ptr<SlotLease> take_lease() { return own_.take_lease(); }
+  Matrix rows() const { return own_.rows(*this); }
 
  private:
-  bool show_window();
   bool send_some();
   bool land_some();
   void land(const LaneReceiver& receiver, const LaneReceiver::Taken& taken);
   bool push_home();
   bool finish_writing();
-  /// A rank that has not written all its rows into this window; -1 if none.
-  int missing_writer() const;
   bool all_landed() const;
   std::byte* target_row(const plan::Target& target, std::byte* window) const;
   const std::byte* extra_row(std::uint64_t token) const;
@@ -63,7 +60,6 @@ class DispatchOperation final : public Operation {
   void add_target(const plan::Target& target);
   void add_row(const std::byte* row, const std::byte* extra);
   void push(DType row_dtype);
-  void clear_alignment_rows();
 
   void make_receivers();
   void open_early();
@@ -74,9 +70,7 @@ class DispatchOperation final : public Operation {
   bool opened_ = false;
   std::vector<plan::LanePair> early_lanes_;  ///< what senders_ walks, when it began early
   KindFlow* flow_ = nullptr;
-  std::unique_ptr<SlotLease> lease_;
-  std::uint64_t turn_ = 0;
-  bool shown_ = false;
+  WrittenWindow own_;
   bool wrote_ = false;
   PeerWindows windows_;
   LaneSenders senders_;

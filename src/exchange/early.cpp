@@ -34,7 +34,7 @@ std::vector<int> possible_sources(const ExchangeState& exchange) {
 void add_boxes(const ExchangeState& exchange, const std::vector<plan::LanePair>& lanes,
                KindFlow& flow) {
   for (const plan::LanePair& pair : lanes) {
-    const std::uint64_t rows = exchange.dispatch_framing.rows_per_fragment;
+    const std::uint64_t rows = exchange.framings.dispatch.rows_per_fragment;
     flow.outboxes.push_back(
         {.peer = pair.dispatch.peer,
          .total = static_cast<std::uint32_t>(plan::num_fragments(pair.dispatch, rows))});
@@ -47,7 +47,7 @@ void add_boxes(const ExchangeState& exchange, const std::vector<plan::LanePair>&
 }
 
 std::uint32_t early_fragments(const ExchangeState& exchange) {
-  const plan::Framing& framing = exchange.dispatch_framing;
+  const plan::Framing& framing = exchange.framings.dispatch;
   if (!plan::lands_on_rail(plan::info(exchange.options.strategy))) return kInitialFragments;
   const std::uint64_t fragment = framing.rows_per_fragment * framing.row_bytes;
   return static_cast<std::uint32_t>(
@@ -58,7 +58,7 @@ std::uint32_t early_fragments(const ExchangeState& exchange) {
 // per node in all.
 void set_agreed_credit(const ExchangeState& exchange, KindFlow& flow) {
   const Topology& topology = exchange.engine.transport().topology();
-  const plan::Framing& framing = exchange.dispatch_framing;
+  const plan::Framing& framing = exchange.framings.dispatch;
   const std::uint64_t fragment = framing.rows_per_fragment * framing.row_bytes;
   std::vector<std::uint64_t> left(topology.num_nodes(), std::max(kEarlyBytesPerNode, fragment));
   for (LaneOutbox& outbox : flow.outboxes) {
@@ -76,7 +76,7 @@ std::unique_ptr<EarlySide> EarlySide::for_gather(ExchangeState& exchange,
   std::unique_ptr<EarlySide> early(new EarlySide);
   early->grants_ = true;
   early->lanes_ =
-      plan::make_gather_lanes(exchange.plan_context(), exchange.engine.rank(), num_tokens);
+      plan::make_gather_lanes(exchange.plan_context(1), exchange.engine.rank(), num_tokens);
   add_boxes(exchange, early->lanes_, early->flow_);
   const std::size_t sources = std::max<std::size_t>(early->flow_.inboxes.size(), 1);
   const std::uint64_t blocks = exchange.engine.limits().gather_staging_bytes / sources /
@@ -142,7 +142,6 @@ void EarlySide::take_grant(int source, const wire::Grant& grant) {
 bool EarlySide::hand_over(ExchangeState& exchange, KindFlow& to) {
   Network& network = exchange.engine.network();
   bool good = true;
-  to.next_ordinal = 1;
   to.generous_grants = grants_;
   for (LaneInbox& from : flow_.inboxes) {
     LaneInbox* const inbox = to.inbox_of(from.peer);

@@ -77,10 +77,12 @@ Engine::~Engine() {
 const std::shared_ptr<ExchangeState>& Engine::world() { return world_; }
 
 void Engine::add(const std::shared_ptr<ExchangeState>& exchange) {
-  network_.grow_blocks(
-      wire::kFragmentHeaderBytes +
-      std::max(exchange->dispatch_framing.row_bytes * exchange->dispatch_framing.rows_per_fragment,
-               exchange->combine_framing.row_bytes * exchange->combine_framing.rows_per_fragment));
+  const Framings& framings = exchange->framings;
+  for (const plan::Framing* const framing :
+       {&framings.dispatch, &framings.combine, &framings.combine_backward, &framings.values}) {
+    network_.grow_blocks(wire::kFragmentHeaderBytes +
+                         framing->row_bytes * framing->rows_per_fragment);
+  }
   exchanges_[exchange->id] = exchange;
   next_exchange_ = exchange->id + 1;
   // Peers may have made the exchange earlier and used it already.
@@ -274,12 +276,10 @@ void Engine::adopt_plan(ExchangeState& exchange, const std::shared_ptr<PlanState
       plan->summary.inter_node_bytes_dispatch, plan->summary.inter_node_rows_combine,
       plan->summary.inter_node_bytes_combine);
   DispatchOperation* const early = find_early(exchange, plan->number);
-  for (const wire::OpKind kind : {wire::OpKind::dispatch, wire::OpKind::combine}) {
-    if (kind == wire::OpKind::dispatch && early != nullptr) continue;
-    for (const LaneInbox& inbox : plan->flow->kind(kind).inboxes) {
-      network_.expect(inbox.peer, inbox.granted);
-    }
-  }
+  plan->flow->for_each([&](wire::OpKind kind, const KindFlow& flow) {
+    if (kind == wire::OpKind::dispatch && early != nullptr) return;
+    for (const LaneInbox& inbox : flow.inboxes) network_.expect(inbox.peer, inbox.granted);
+  });
   if (early != nullptr) early->take_plan(plan);
   deliver_early(exchange, plan->number);
   if (exchange.failures.find(plan->number) != nullptr) retire_flow(exchange.plans[plan->number]);
@@ -338,12 +338,12 @@ void Engine::drop_dead_plans(ExchangeState& exchange) {
 
 void Engine::retire_flow(ExchangeState::KnownPlan& known) {
   if (!known.flow) return;
-  for (const wire::OpKind kind : {wire::OpKind::dispatch, wire::OpKind::combine}) {
-    for (LaneInbox& inbox : known.flow->kind(kind).inboxes) {
+  known.flow->for_each([&](wire::OpKind, KindFlow& flow) {
+    for (LaneInbox& inbox : flow.inboxes) {
       network_.settle(inbox.peer, inbox.granted - inbox.arrived);
       inbox.queue.clear();
     }
-  }
+  });
   known.flow.reset();
 }
 
@@ -362,15 +362,16 @@ std::byte* Engine::map(int owner, std::uint64_t key) {
   return address;
 }
 
-bool Engine::publish(const Operation& operation, Slot& slot, std::uint64_t bytes,
-                     std::span<const std::uint64_t> readers) {
+bool Engine::publish(const Operation& operation, Slot& slot, const Showing& showing) {
+  const std::span<const std::uint64_t> readers = showing.readers;
   if (slot.shown || slow_reader(operation, readers) >= 0) return false;
   ExchangeState& exchange = operation.exchange();
   const Notice notice{.call = operation.call(),
                       .region_key = slot.key,
                       .turn = slot.turn + 1,
-                      .bytes = bytes,
-                      .kind = NoticeKind::window};
+                      .bytes = showing.bytes,
+                      .kind = NoticeKind::window,
+                      .role = showing.role};
   handle_window(exchange, local_index_, notice);
   slot.shown = true;
   slot.shown_by = operation.weak_from_this();
@@ -401,11 +402,13 @@ WaitTarget Engine::slot_holder(const Slot& slot) const {
   return {};
 }
 
-const ShownWindow* Engine::find_window(const Operation& operation, int local_rank) const {
+const ShownWindow* Engine::find_window(const Operation& operation, WindowRole role,
+                                       int local_rank) const {
   const auto& windows = operation.exchange().windows;
   const auto found = windows.find(ExchangeState::CallKey(operation.call()));
-  if (found == windows.end() || !found->second[local_rank].there) return nullptr;
-  return &found->second[local_rank];
+  if (found == windows.end()) return nullptr;
+  const std::vector<ShownWindow>& shown = found->second[static_cast<std::size_t>(role)];
+  return shown.empty() || !shown[local_rank].there ? nullptr : &shown[local_rank];
 }
 
 void Engine::retire(std::unique_ptr<SlotLease> lease, const Operation& operation) {

@@ -23,6 +23,13 @@ namespace ferry::detail {
 
 class DispatchOperation;
 
+/// What a call shows of a slot, and to whom.
+struct Showing {
+  std::uint64_t bytes = 0;
+  std::span<const std::uint64_t> readers;  ///< ranks of the node with a count above 0
+  WindowRole role = WindowRole::main;
+};
+
 class Engine final : public TransportAttachment {
  public:
   static Engine& of(Transport& transport);
@@ -73,16 +80,15 @@ class Engine final : public TransportAttachment {
   // Node memory
   /// Address of a region of a rank of this node; null while it does not exist.
   std::byte* map(int owner, std::uint64_t key);
-  /// Shows a slot for this call to ranks of the node: those with a count above 0. False while
-  /// another call shows it, or while one of them has many notices to read.
-  bool publish(const Operation& operation, Slot& slot, std::uint64_t bytes,
-               std::span<const std::uint64_t> readers);
+  /// Shows a slot for this call to ranks of the node. False while another call shows it, or while
+  /// one of them has many notices to read.
+  bool publish(const Operation& operation, Slot& slot, const Showing& showing);
   /// Whom the call that shows a slot waits for.
   WaitTarget slot_holder(const Slot& slot) const;
   /// A rank that publish waits for; -1 if none.
   int slow_reader(const Operation& operation, std::span<const std::uint64_t> readers) const;
   /// The window of a rank of this node for this call; null while it is not there.
-  const ShownWindow* find_window(const Operation& operation, int local_rank) const;
+  const ShownWindow* find_window(const Operation& operation, WindowRole role, int local_rank) const;
   /// Keeps a slot until each rank of the node has released it or left the plan.
   void retire(std::unique_ptr<SlotLease> lease, const Operation& operation);
 

@@ -7,12 +7,13 @@
 #include <fmt/format.h>
 
 #include "base/log.hpp"
+#include "exchange/checks.hpp"
 #include "exchange/combine.hpp"
+#include "exchange/combine_backward.hpp"
 #include "exchange/dispatch.hpp"
 #include "exchange/engine.hpp"
 #include "exchange/gather_operation.hpp"
 #include "exchange/plan_operation.hpp"
-#include "plan/membership.hpp"
 
 namespace ferry {
 namespace detail {
@@ -29,81 +30,6 @@ void log_made(const ExchangeState& exchange) {
       to_string(*options.wire_dispatch), to_string(*options.wire_combine),
       exchange.placement.num_experts(), exchange.engine.transport().topology().describe(),
       options.fragment_bytes, options.range_tokens, options.ranges_in_flight);
-}
-
-struct Expected {
-  std::string_view call;
-  std::string_view name;
-  std::int64_t rows;
-};
-
-// What is wrong with a matrix of rows, naming rank, value and what is allowed.
-std::optional<Error> find_matrix_error(const ExchangeState& exchange, const ConstMatrix& matrix,
-                                       const Expected& expected) {
-  const int rank = exchange.engine.rank();
-  const auto refuse = [&](const std::string& what) {
-    return Error(ErrorCode::invalid_argument,
-                 fmt::format("{}: {} {}", expected.call, expected.name, what));
-  };
-  if (matrix.dtype != exchange.shape.dtype) {
-    return refuse(fmt::format("has dtype {} on rank {}; allowed: {}, the dtype of the exchange",
-                              to_string(matrix.dtype), rank, to_string(exchange.shape.dtype)));
-  }
-  if (matrix.rows != expected.rows || matrix.columns != exchange.shape.hidden) {
-    return refuse(
-        fmt::format("has shape [{}, {}] on rank {}; allowed: [{}, {}], from the plan and "
-                    "the exchange's hidden size",
-                    matrix.rows, matrix.columns, rank, expected.rows, exchange.shape.hidden));
-  }
-  if (matrix.rows > 0 && matrix.data == nullptr) {
-    return refuse(fmt::format("is null on rank {}, with {} rows", rank, matrix.rows));
-  }
-  if (matrix.rows > 1 && matrix.stride_bytes() < static_cast<std::int64_t>(exchange.row_bytes)) {
-    return refuse(
-        fmt::format("has rows {} bytes apart on rank {}; allowed: at least {}, the bytes "
-                    "of a row",
-                    matrix.stride_bytes(), rank, exchange.row_bytes));
-  }
-  return std::nullopt;
-}
-
-// The same for what is to be dispatched.
-std::optional<Error> find_input_error(const ExchangeState& exchange, const DispatchInput& input,
-                                      const Expected& expected) {
-  if (auto error = find_matrix_error(exchange, input.x, expected)) return error;
-  const std::int64_t wanted = expected.rows * exchange.options.extra_bytes;
-  if (static_cast<std::int64_t>(input.extra.size()) == wanted) return std::nullopt;
-  return Error(ErrorCode::invalid_argument,
-               fmt::format("{}: extra has {} bytes on rank {}; allowed: {}, because num_tokens = "
-                           "{} and extra_bytes = {}",
-                           expected.call, input.extra.size(), exchange.engine.rank(), wanted,
-                           expected.rows, exchange.options.extra_bytes));
-}
-
-std::optional<Error> find_plan_error(const ExchangeState& exchange, const PlanState* plan,
-                                     std::string_view call) {
-  const int rank = exchange.engine.rank();
-  if (plan == nullptr) {
-    return Error(
-        ErrorCode::stale_plan,
-        fmt::format("{}: the plan on rank {} is empty; fix: use the result of plan()", call, rank));
-  }
-  const auto known = exchange.plans.find(plan->number);
-  const bool ours = plan->exchange_id == exchange.id && known != exchange.plans.end() &&
-                    known->second.state.lock().get() == plan;
-  if (!ours) {
-    return Error(ErrorCode::stale_plan,
-                 fmt::format("{}: the plan on rank {} belongs to exchange {}, not to exchange {}; "
-                             "fix: use a plan of this exchange",
-                             call, rank, plan->exchange_id, exchange.id));
-  }
-  if (plan->placement_version != exchange.placement.version) {
-    return Error(ErrorCode::stale_plan,
-                 fmt::format("{}: the plan on rank {} was made for placement version {}; the "
-                             "exchange has version {}; fix: plan again",
-                             call, rank, plan->placement_version, exchange.placement.version));
-  }
-  return std::nullopt;
 }
 
 // The other ranks are in this call: whatever goes wrong here must reach them.
@@ -136,6 +62,29 @@ Pending<Result> refused(const std::shared_ptr<ExchangeState>& exchange,
   });
 }
 
+/// A call on a plan of this exchange, and what is wrong with its arguments.
+struct CheckedCall {
+  const std::shared_ptr<ExchangeState>& exchange;
+  const std::shared_ptr<PlanState>& plan;
+  wire::OpKind kind;
+  std::optional<Error> error;
+};
+
+// Takes up the operation, or its refusal.
+template <typename Result, typename Make, typename Take>
+Pending<Result> start_checked(const CheckedCall& call, const Make& make, const Take& take) {
+  if (call.error) return refused<Result>(call.exchange, call.plan, call.kind, *call.error);
+  decltype(make()) operation;
+  try {
+    operation = make();
+  } catch (const std::bad_alloc&) {
+    return refused<Result>(call.exchange, call.plan, call.kind,
+                           no_memory_error(*call.exchange, wire::to_string(call.kind)));
+  }
+  call.exchange->engine.start(operation, std::nullopt);
+  return Pending<Result>(operation, take);
+}
+
 ExpertRows take_rows(Operation& done) {
   auto& dispatch = static_cast<DispatchOperation&>(done);
   const Matrix rows = dispatch.rows();
@@ -145,44 +94,6 @@ ExpertRows take_rows(Operation& done) {
 }
 
 Plan take_plan(Operation& done) { return Plan(static_cast<PlanOperation&>(done).result()); }
-
-std::optional<Error> find_routing_refusal(const ExchangeState& exchange, const Routing& routing) {
-  const auto problem =
-      plan::find_routing_error(routing, exchange.placement.num_experts(), exchange.engine.rank());
-  if (!problem) return std::nullopt;
-  return Error(ErrorCode::invalid_argument, *problem);
-}
-
-// Why a plan cannot take up a dispatch at all: it belongs to another exchange, or has its plan.
-std::optional<Error> find_gather_misuse(const ExchangeState& exchange, const Operation& gather) {
-  const int rank = exchange.engine.rank();
-  if (&gather.exchange() != &exchange) {
-    return Error(ErrorCode::invalid_argument,
-                 fmt::format("plan: the dispatch given on rank {} was started on exchange {}, not "
-                             "on exchange {}",
-                             rank, gather.exchange().id, exchange.id));
-  }
-  if (!gather.plan() && exchange.engine.find_planning(exchange, gather.call().plan) == nullptr) {
-    return std::nullopt;
-  }
-  return Error(ErrorCode::invalid_argument,
-               fmt::format("plan: the dispatch given on rank {} has a plan already; fix: give each "
-                           "start_gather to one plan",
-                           rank));
-}
-
-// What is wrong with the plan of a dispatch that has begun.
-std::optional<Error> find_joined_refusal(const ExchangeState& exchange, const Routing& routing,
-                                         const Operation& gather) {
-  if (gather.error()) return gather.error();
-  if (auto refusal = find_routing_refusal(exchange, routing)) return refusal;
-  const std::int64_t rows = static_cast<const DispatchOperation&>(gather).input().x.rows;
-  if (rows == routing.num_tokens) return std::nullopt;
-  return Error(ErrorCode::invalid_argument,
-               fmt::format("plan: num_tokens = {} on rank {}, but start_gather was given {} rows; "
-                           "fix: route the same tokens",
-                           routing.num_tokens, exchange.engine.rank(), rows));
-}
 
 }  // namespace
 }  // namespace detail
@@ -272,18 +183,11 @@ Pending<ExpertRows> Exchange::start_dispatch(const Plan& plan, ConstMatrix x,
   }
   const auto tokens = static_cast<std::int64_t>(plan.state()->rows.num_tokens);
   const detail::DispatchInput input{x, extra};
-  if (const auto error = detail::find_input_error(*state_, input, {"dispatch", "x", tokens})) {
-    return detail::refused<ExpertRows>(state_, plan.state(), kKind, *error);
-  }
-  std::shared_ptr<detail::DispatchOperation> operation;
-  try {
-    operation = std::make_shared<detail::DispatchOperation>(state_, plan.state(), input);
-  } catch (const std::bad_alloc&) {
-    return detail::refused<ExpertRows>(state_, plan.state(), kKind,
-                                       detail::no_memory_error(*state_, "dispatch"));
-  }
-  state_->engine.start(operation, std::nullopt);
-  return Pending<ExpertRows>(operation, &detail::take_rows);
+  return detail::start_checked<ExpertRows>(
+      {state_, plan.state(), kKind,
+       detail::find_input_error(*state_, input, {"dispatch", "x", tokens})},
+      [&] { return std::make_shared<detail::DispatchOperation>(state_, plan.state(), input); },
+      &detail::take_rows);
 }
 
 Pending<ExpertRows> Exchange::start_gather(ConstMatrix x, std::span<const std::byte> extra) {
@@ -368,8 +272,7 @@ OutputRows Exchange::output(const Plan& plan) {
   }
   const detail::PlanState& state = *plan.state();
   auto lease = state_->engine.slots().take(
-      state.summary.window_bytes,
-      fmt::format("output of plan {} of exchange {}", state.number, state_->id));
+      state.slot_bytes, fmt::format("output of plan {} of exchange {}", state.number, state_->id));
   const Matrix rows{.data = lease->slot().data(),
                     .dtype = state_->shape.dtype,
                     .rows = state.rows.num_rows(),
@@ -391,20 +294,76 @@ Pending<void> Exchange::start_combine(const Plan& plan, ConstMatrix y, Matrix ou
     const auto tokens = static_cast<std::int64_t>(state.rows.num_tokens);
     error = detail::find_matrix_error(*state_, out, {"combine", "out", tokens});
   }
-  if (error) return detail::refused<void>(state_, plan.state(), kKind, *error);
-  std::shared_ptr<detail::CombineOperation> operation;
-  try {
-    operation = std::make_shared<detail::CombineOperation>(state_, plan.state(), y, out);
-  } catch (const std::bad_alloc&) {
-    return detail::refused<void>(state_, plan.state(), kKind,
-                                 detail::no_memory_error(*state_, "combine"));
-  }
-  state_->engine.start(operation, std::nullopt);
-  return Pending<void>(operation, [](detail::Operation&) {});
+  return detail::start_checked<void>(
+      {state_, plan.state(), kKind, error},
+      [&] {
+        return std::make_shared<detail::CombineOperation>(state_, plan.state(),
+                                                          detail::RowsHome{kKind, y, out});
+      },
+      [](detail::Operation&) {});
 }
 
 void Exchange::combine(const Plan& plan, ConstMatrix y, Matrix out) {
   start_combine(plan, y, out).wait();
+}
+
+Pending<GradRows> Exchange::start_combine_backward(const Plan& plan,
+                                                   const CombineBackwardInput& input,
+                                                   std::optional<std::span<float>> grad_weights) {
+  const CallerGuard guard(state_->engine);
+  state_->engine.progress();
+  const auto kind =
+      grad_weights ? wire::OpKind::combine_backward_weights : wire::OpKind::combine_backward;
+  if (const auto stale = detail::find_plan_error(*state_, plan.state().get(), "combine_backward")) {
+    return detail::refused<GradRows>(state_, nullptr, kind, *stale);
+  }
+  std::optional<detail::WeightGradients> weights;
+  if (grad_weights) weights = {input.y, *grad_weights};
+  return detail::start_checked<GradRows>(
+      {state_, plan.state(), kind,
+       detail::find_combine_backward_error(*state_, *plan.state(), input, grad_weights)},
+      [&] {
+        return std::make_shared<detail::CombineBackwardOperation>(state_, plan.state(),
+                                                                  input.grad_out, weights);
+      },
+      [](detail::Operation& done) {
+        auto& operation = static_cast<detail::CombineBackwardOperation&>(done);
+        const Matrix rows = operation.rows();
+        return GradRows(Plan(operation.plan()), rows, operation.take_lease());
+      });
+}
+
+GradRows Exchange::combine_backward(const Plan& plan, const CombineBackwardInput& input,
+                                    std::optional<std::span<float>> grad_weights) {
+  return start_combine_backward(plan, input, grad_weights).wait();
+}
+
+Pending<void> Exchange::start_dispatch_backward(const Plan& plan,
+                                                const DispatchBackwardInput& input,
+                                                const DispatchBackwardOutput& output) {
+  const CallerGuard guard(state_->engine);
+  state_->engine.progress();
+  const auto kind = input.grad_row_weights ? wire::OpKind::dispatch_backward_weights
+                                           : wire::OpKind::dispatch_backward;
+  if (const auto stale =
+          detail::find_plan_error(*state_, plan.state().get(), "dispatch_backward")) {
+    return detail::refused<void>(state_, nullptr, kind, *stale);
+  }
+  const auto error = detail::find_dispatch_backward_error(*state_, *plan.state(), input, output);
+  std::optional<detail::WeightsHome> weights;
+  if (!error && input.grad_row_weights) weights = {*input.grad_row_weights, *output.grad_weights};
+  return detail::start_checked<void>(
+      {state_, plan.state(), kind, error},
+      [&] {
+        return std::make_shared<detail::CombineOperation>(
+            state_, plan.state(), detail::RowsHome{kind, input.grad_rows, output.grad_x}, weights);
+      },
+      [](detail::Operation&) {});
+}
+
+void Exchange::dispatch_backward(const Plan& plan, const DispatchBackwardInput& input,
+                                 const DispatchBackwardOutput& output) {
+  start_dispatch_backward(plan, input, output).wait();
 }
 
 void Exchange::refuse_next(const Error& error) {

@@ -48,18 +48,38 @@ KindFlow make_kind(const Ends& ends, const plan::Framing& framing, LaneOf lane_o
 LaneInbox* KindFlow::inbox_of(int peer) { return box_of(inboxes, peer); }
 LaneOutbox* KindFlow::outbox_of(int peer) { return box_of(outboxes, peer); }
 
-PlanFlow::PlanFlow(const plan::RankPlan& plan, const plan::Framing& dispatch,
-                   const plan::Framing& combine)
-    : kinds_{
-          make_kind({plan.outgoing, plan.landing}, dispatch,
-                    [](const plan::LanePair& pair) -> const plan::Lane& { return pair.dispatch; }),
-          make_kind({plan.landing, plan.outgoing}, combine,
-                    [](const plan::LanePair& pair) -> const plan::Lane& { return pair.back(); })} {}
+// What a mode has no use for stays without lanes: its calls are refused.
+PlanFlow::PlanFlow(const plan::RankPlan& plan, const Framings& framings, WeightMode weights) {
+  const Ends outward{plan.outgoing, plan.landing};
+  const Ends homeward{plan.landing, plan.outgoing};
+  const auto out = [](const plan::LanePair& pair) -> const plan::Lane& { return pair.dispatch; };
+  const auto back = [](const plan::LanePair& pair) -> const plan::Lane& { return pair.back(); };
+  const auto values = [](const plan::LanePair& pair) -> const plan::Lane& { return pair.values; };
+  rows(wire::OpKind::dispatch) = make_kind(outward, framings.dispatch, out);
+  rows(wire::OpKind::combine) = make_kind(homeward, framings.combine, back);
+  rows(wire::OpKind::combine_backward) = make_kind(outward, framings.combine_backward, back);
+  rows(wire::OpKind::dispatch_backward) = make_kind(homeward, framings.combine, back);
+  if (weights == WeightMode::at_combine) {
+    CallFlow& flow = call(wire::OpKind::combine_backward_weights);
+    flow.rows = make_kind(outward, framings.combine_backward, back);
+    flow.values = make_kind(homeward, framings.values, values);
+  }
+  if (weights == WeightMode::at_expert) {
+    CallFlow& flow = call(wire::OpKind::dispatch_backward_weights);
+    flow.rows = make_kind(homeward, framings.combine, back);
+    flow.values = make_kind(homeward, framings.values, values);
+  }
+}
 
-KindFlow& PlanFlow::kind(wire::OpKind kind) {
-  FERRY_ASSERT(kind == wire::OpKind::dispatch || kind == wire::OpKind::combine, "no flow for {}",
-               wire::to_string(kind));
-  return kinds_[kind == wire::OpKind::dispatch ? 0 : 1];
+CallFlow& PlanFlow::call(wire::OpKind kind) {
+  const auto found = std::ranges::find(kKinds, kind);
+  FERRY_ASSERT(found != std::end(kKinds), "no flow for {}", wire::to_string(kind));
+  return calls_[static_cast<std::size_t>(found - std::begin(kKinds))];
+}
+
+KindFlow* PlanFlow::find(wire::OpKind kind, wire::Stream stream) {
+  if (std::ranges::find(kKinds, kind) == std::end(kKinds)) return nullptr;
+  return &call(kind).of(stream);
 }
 
 }  // namespace ferry::detail

@@ -8,10 +8,12 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <list>
 #include <vector>
 
 #include "exchange/blocks.hpp"
+#include "ferry/options.hpp"
 #include "plan/rank_plan.hpp"
 #include "plan/traffic.hpp"
 #include "wire/headers.hpp"
@@ -50,9 +52,8 @@ struct LaneOutbox {
   }
 };
 
-/// All lanes of one kind of operation.
+/// All lanes of one stream of one kind of operation.
 struct KindFlow {
-  std::uint32_t next_ordinal = 0;  ///< of the next call of this kind
   /// Grants of the first use were made before the sizes of lanes were known.
   bool generous_grants = false;
   std::vector<LaneInbox> inboxes;
@@ -62,15 +63,49 @@ struct KindFlow {
   LaneOutbox* outbox_of(int peer);
 };
 
-/// Dispatch goes from source to landing rank, combine back.
+/// One kind of operation on a plan.
+struct CallFlow {
+  std::uint32_t next_ordinal = 0;  ///< of the next call of this kind
+  KindFlow rows;
+  KindFlow values;  ///< without lanes where no numbers travel
+
+  KindFlow& of(wire::Stream stream) { return stream == wire::Stream::rows ? rows : values; }
+};
+
+/// How each stream is cut into fragments.
+struct Framings {
+  plan::Framing dispatch;
+  plan::Framing combine;           ///< and dispatch_backward
+  plan::Framing combine_backward;  ///< as dispatch, without extra bytes
+  plan::Framing values;
+};
+
+/// Dispatch and combine_backward go from source to landing rank, combine and dispatch_backward
+/// back, and so do numbers.
 class PlanFlow {
  public:
-  PlanFlow(const plan::RankPlan& plan, const plan::Framing& dispatch, const plan::Framing& combine);
+  PlanFlow(const plan::RankPlan& plan, const Framings& framings, WeightMode weights);
 
-  KindFlow& kind(wire::OpKind kind);
+  /// Errors: none. Requires: a kind that works on a plan
+  CallFlow& call(wire::OpKind kind);
+  KindFlow& rows(wire::OpKind kind) { return call(kind).rows; }
+  /// Null for a kind that works on no plan.
+  KindFlow* find(wire::OpKind kind, wire::Stream stream);
+
+  template <typename Visitor>
+  void for_each(const Visitor& visit) {
+    for (const wire::OpKind kind : kKinds) {
+      visit(kind, call(kind).rows);
+      visit(kind, call(kind).values);
+    }
+  }
 
  private:
-  std::array<KindFlow, 2> kinds_;
+  static constexpr wire::OpKind kKinds[] = {
+      wire::OpKind::dispatch,          wire::OpKind::combine,
+      wire::OpKind::combine_backward,  wire::OpKind::combine_backward_weights,
+      wire::OpKind::dispatch_backward, wire::OpKind::dispatch_backward_weights};
+  std::array<CallFlow, std::size(kKinds)> calls_;
 };
 
 }  // namespace ferry::detail

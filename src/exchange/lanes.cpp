@@ -13,28 +13,38 @@ namespace {
 
 constexpr int kFragmentsPerStep = 4;
 
-const plan::Lane& direction(const plan::LanePair& pair, bool back) {
-  return back ? pair.back() : pair.dispatch;
+wire::Stream stream_of(Way way) {
+  return way == Way::values ? wire::Stream::values : wire::Stream::rows;
 }
 
 }  // namespace
 
-LaneSenders::LaneSenders(const std::vector<plan::LanePair>& pairs, bool back,
+const plan::Lane& lane_of(const plan::LanePair& pair, Way way) {
+  switch (way) {
+    case Way::out: return pair.dispatch;
+    case Way::back: return pair.back();
+    case Way::values: return pair.values;
+  }
+  return pair.dispatch;
+}
+
+LaneSenders::LaneSenders(const std::vector<plan::LanePair>& pairs, Way way,
                          const plan::Framing& framing)
-    : framing_(framing) {
+    : framing_(framing), stream_(stream_of(way)) {
   lanes_.reserve(pairs.size());
   for (const plan::LanePair& pair : pairs) {
-    const plan::Lane& lane = direction(pair, back);
+    const plan::Lane& lane = lane_of(pair, way);
     lanes_.push_back({&lane, plan::FragmentCursor(lane, framing.rows_per_fragment)});
     open_ += lanes_.back().cursor.at_end() ? 0 : 1;
   }
 }
 
-bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& fill) {
+bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& fill,
+                       const Ready& ready) {
   Network& network = operation.exchange().engine.network();
   int sent = 0;
   for (; sent < kFragmentsPerStep; ++sent) {
-    Lane* const picked = pick(operation, flow);
+    Lane* const picked = pick(operation, flow, ready);
     if (picked == nullptr) break;
     const plan::Fragment& fragment = picked->cursor.current();
     Block block = network.take_block();
@@ -42,6 +52,7 @@ bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& f
     network.send_fragment(
         picked->lane->peer,
         {.call = operation.call(),
+         .stream = stream_,
          .index = static_cast<std::uint32_t>(fragment.index),
          .num_rows = fragment.count,
          .payload_bytes = static_cast<std::uint32_t>(fragment.count * framing_.row_bytes),
@@ -54,7 +65,8 @@ bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& f
   return sent > 0;
 }
 
-LaneSenders::Lane* LaneSenders::pick(const Operation& operation, const KindFlow& flow) {
+LaneSenders::Lane* LaneSenders::pick(const Operation& operation, const KindFlow& flow,
+                                     const Ready& ready) {
   const Network& network = operation.exchange().engine.network();
   Lane* best = nullptr;
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
@@ -65,6 +77,7 @@ LaneSenders::Lane* LaneSenders::pick(const Operation& operation, const KindFlow&
     if (best != nullptr && best->cursor.current().range <= fragment.range) continue;
     if (!flow.outboxes[at].may_send(operation.call().ordinal, fragment.index)) continue;
     if (!network.may_send_fragment(flow.outboxes[at].peer)) continue;
+    if (ready && !ready(at, fragment)) continue;
     best = &lane;
   }
   return best;
@@ -80,9 +93,9 @@ int LaneSenders::starved_peer(const KindFlow& flow, std::uint32_t ordinal) const
   return -1;
 }
 
-LaneReceiver::LaneReceiver(const plan::LanePair& pair, bool back, std::uint64_t rows_per_fragment)
-    : pair_(&pair),
-      lane_(&direction(pair, back)),
+LaneReceiver::LaneReceiver(const plan::LanePair& pair, Way way, std::uint64_t rows_per_fragment)
+    : lane_(&lane_of(pair, way)),
+      stream_(stream_of(way)),
       rows_per_fragment_(rows_per_fragment),
       cursor_(*lane_, rows_per_fragment) {}
 
@@ -128,7 +141,8 @@ void LaneReceiver::grant_through(Operation& operation, LaneInbox& inbox, std::ui
                        .plan = operation.call().plan,
                        .ordinal = inbox.ordinal,
                        .fragments = fragments,
-                       .kind = operation.call().kind},
+                       .kind = operation.call().kind,
+                       .stream = stream_},
                       GrantUrgency::now);
 }
 
@@ -146,7 +160,8 @@ void LaneReceiver::end_use(Operation& operation, LaneInbox& inbox) {
                        .plan = operation.call().plan,
                        .ordinal = inbox.ordinal,
                        .fragments = inbox.granted,
-                       .kind = operation.call().kind},
+                       .kind = operation.call().kind,
+                       .stream = stream_},
                       GrantUrgency::idle);
 }
 

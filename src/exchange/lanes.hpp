@@ -13,18 +13,25 @@
 
 namespace ferry::detail {
 
-/// The sending side of one call.
+/// Which of a pair's lanes: rows from the source or back to it, or numbers back to it.
+enum class Way : std::uint8_t { out, back, values };
+const plan::Lane& lane_of(const plan::LanePair& pair, Way way);
+
+/// The sending side of one stream of one call.
 class LaneSenders {
  public:
   /// Writes the rows of a fragment of a lane.
   using Fill = std::function<void(const plan::Lane&, const plan::Fragment&, std::byte* payload)>;
+  /// True when what a fragment holds is there; `lane` counts the pairs.
+  using Ready = std::function<bool(std::size_t lane, const plan::Fragment&)>;
 
-  /// `pairs` are the plan's landing or outgoing lanes; `back` takes their combine direction.
-  LaneSenders(const std::vector<plan::LanePair>& pairs, bool back, const plan::Framing& framing);
+  /// `pairs` are the plan's landing or outgoing lanes.
+  LaneSenders(const std::vector<plan::LanePair>& pairs, Way way, const plan::Framing& framing);
 
   /// Fills and sends a few fragments that have credit: of the lowest range first, lanes in turn.
   /// True when there were any.
-  bool send(Operation& operation, const KindFlow& flow, const Fill& fill);
+  bool send(Operation& operation, const KindFlow& flow, const Fill& fill,
+            const Ready& ready = nullptr);
   bool done() const { return open_ == 0; }
   /// The peer of a lane that has more to send and no credit; -1 if none.
   int starved_peer(const KindFlow& flow, std::uint32_t ordinal) const;
@@ -34,9 +41,10 @@ class LaneSenders {
     const plan::Lane* lane;
     plan::FragmentCursor cursor;
   };
-  Lane* pick(const Operation& operation, const KindFlow& flow);
+  Lane* pick(const Operation& operation, const KindFlow& flow, const Ready& ready);
 
   const plan::Framing framing_;
+  const wire::Stream stream_;
   std::vector<Lane> lanes_;  ///< same order as the flow's outboxes
   std::size_t turn_ = 0;     ///< lane after the one that sent last
   std::size_t open_ = 0;     ///< lanes with fragments left
@@ -45,9 +53,8 @@ class LaneSenders {
 /// The receiving side of one lane in one call.
 class LaneReceiver {
  public:
-  LaneReceiver(const plan::LanePair& pair, bool back, std::uint64_t rows_per_fragment);
+  LaneReceiver(const plan::LanePair& pair, Way way, std::uint64_t rows_per_fragment);
 
-  const plan::LanePair& pair() const { return *pair_; }
   const plan::Lane& lane() const { return *lane_; }
   bool done() const { return cursor_.at_end(); }
   /// Range of the next fragment. Requires: !done()
@@ -66,8 +73,8 @@ class LaneReceiver {
   void end_use(Operation& operation, LaneInbox& inbox);
 
  private:
-  const plan::LanePair* pair_;
   const plan::Lane* lane_;
+  wire::Stream stream_;
   std::uint64_t rows_per_fragment_;
   plan::FragmentCursor cursor_;
   std::uint64_t granted_range_ = 0;      ///< ranges below this are granted

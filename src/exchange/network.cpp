@@ -17,7 +17,7 @@ namespace {
 constexpr int kFragmentsInFlightPerPeer = 4;
 
 bool same_stream(const wire::Grant& a, const wire::Grant& b) {
-  return a.exchange == b.exchange && a.plan == b.plan && a.kind == b.kind;
+  return a.exchange == b.exchange && a.plan == b.plan && a.kind == b.kind && a.stream == b.stream;
 }
 
 }  // namespace

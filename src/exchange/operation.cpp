@@ -19,6 +19,7 @@ std::string_view to_string(Phase phase) {
     case Phase::credit: return "memory for more fragments";
     case Phase::outputs: return "its expert outputs";
     case Phase::partial_sums: return "its partial sums";
+    case Phase::values: return "its gradients of weights";
     case Phase::outputs_read: return "it to read this rank's outputs";
     case Phase::sends: return "it to take what was sent";
     case Phase::earlier_call: return "it to end an earlier call";
@@ -69,7 +70,7 @@ void Operation::take_place() {
     return;
   }
   call_.after_failure = exchange.failures.order_lost();
-  if (plan_) call_.ordinal = plan_->flow->kind(call_.kind).next_ordinal++;
+  if (plan_) call_.ordinal = plan_->flow->call(call_.kind).next_ordinal++;
 }
 
 Engine& Operation::engine() const { return exchange_->engine; }

@@ -26,6 +26,7 @@ enum class Phase : std::uint8_t {
   credit,          ///< it has not granted memory for more fragments
   outputs,         ///< its expert outputs are not there yet
   partial_sums,    ///< its partial sums have not arrived
+  values,          ///< its gradients of weights have not arrived
   outputs_read,    ///< it has not finished reading this rank's outputs
   sends,           ///< it has not taken what was sent to it
   earlier_call,    ///< it has not ended an earlier call

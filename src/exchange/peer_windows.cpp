@@ -6,8 +6,8 @@
 
 namespace ferry::detail {
 
-PeerWindows::PeerWindows(const std::vector<std::uint64_t>& rows)
-    : windows_(rows.size()), layout_{.node_size = static_cast<int>(rows.size())} {
+PeerWindows::PeerWindows(const std::vector<std::uint64_t>& rows, WindowRole role)
+    : windows_(rows.size()), layout_{.node_size = static_cast<int>(rows.size())}, role_(role) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     windows_[i].needed = rows[i] > 0;
     missing_ += windows_[i].needed ? 1 : 0;
@@ -21,7 +21,7 @@ bool PeerWindows::resolve(Operation& operation) {
   for (int local = 0; local < static_cast<int>(windows_.size()); ++local) {
     Window& window = windows_[local];
     if (!window.needed || window.base != nullptr) continue;
-    const ShownWindow* const shown = engine.find_window(operation, local);
+    const ShownWindow* const shown = engine.find_window(operation, role_, local);
     if (shown == nullptr) continue;
     window.base = engine.map(engine.node_ranks()[local], shown->region_key);
     if (window.base == nullptr) continue;

@@ -14,7 +14,7 @@ namespace ferry::detail {
 class PeerWindows {
  public:
   /// rows[i] = rows this rank writes to, or reads from, the window of the i-th rank of the node.
-  explicit PeerWindows(const std::vector<std::uint64_t>& rows);
+  explicit PeerWindows(const std::vector<std::uint64_t>& rows, WindowRole role = WindowRole::main);
 
   /// Looks for windows not seen yet. True when there was a new one.
   bool resolve(Operation& operation);
@@ -43,6 +43,7 @@ class PeerWindows {
   };
   std::vector<Window> windows_;
   SlotLayout layout_;
+  WindowRole role_;
   int missing_ = 0;
 };
 

@@ -227,7 +227,8 @@ std::optional<Error> PlanOperation::decode(int source) {
 
 std::vector<plan::LanePair> PlanOperation::prepare_lanes() {
   make_round();
-  return plan::make_outgoing(exchange().plan_context(), engine().rank(), own_for_plan());
+  return plan::make_outgoing(exchange().plan_context(routing_.num_topk), engine().rank(),
+                             own_for_plan());
 }
 
 std::optional<Error> PlanOperation::make_plan() {
@@ -235,7 +236,7 @@ std::optional<Error> PlanOperation::make_plan() {
   const int node = engine().transport().node();
   const std::vector<plan::Membership>& own = own_for_plan();
   const plan::ColumnCounts counts = read_counts();
-  const plan::PlanContext context = exchange().plan_context();
+  const plan::PlanContext context = exchange().plan_context(routing_.num_topk);
   std::vector<const plan::Membership*> of_sources(topology.num_ranks(), nullptr);
   for (int source = 0; source < topology.num_ranks(); ++source) {
     if (!plan::needs_membership(context, engine().rank(), source, counts)) continue;
@@ -248,13 +249,26 @@ std::optional<Error> PlanOperation::make_plan() {
   }
   auto rows = engine().plan_memory().plans->take();
   plan::make_rank_plan(context, engine().rank(), {own, of_sources, counts}, *rows);
-  result_ =
-      std::make_shared<PlanState>(exchange(), call().plan, std::move(rows), round_->sent_bytes());
+  result_ = std::make_shared<PlanState>(exchange(), std::move(rows),
+                                        PlanState::Made{.number = call().plan,
+                                                        .num_topk = routing_.num_topk,
+                                                        .metadata_bytes = round_->sent_bytes(),
+                                                        .slot_experts = copy_slots()});
   if (exchange().options.row_sources) {
     if (const auto error = describe_rows()) return error;
   }
   engine().adopt_plan(exchange(), result_);
   return std::nullopt;
+}
+
+// Gradients of weights go to slots, and the caller's routing may be gone by then.
+std::vector<std::int32_t> PlanOperation::copy_slots() const {
+  if (exchange().options.weights == WeightMode::none) return {};
+  const auto count = static_cast<std::ptrdiff_t>(routing_.num_tokens) * routing_.num_topk;
+  if (routing_.topk_idx64.empty()) {
+    return {routing_.topk_idx32.begin(), routing_.topk_idx32.begin() + count};
+  }
+  return {routing_.topk_idx64.begin(), routing_.topk_idx64.begin() + count};
 }
 
 // Reads the memberships of all ranks for this node, also of those whose rows others push.

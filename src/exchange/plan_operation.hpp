@@ -43,6 +43,7 @@ class PlanOperation final : public Operation {
   plan::ColumnCounts read_counts() const;
   std::optional<Error> decode(int source);
   std::optional<Error> make_plan();
+  std::vector<std::int32_t> copy_slots() const;
   std::optional<Error> describe_rows();
 
   const Routing routing_;

@@ -50,6 +50,14 @@ plan::Framing combine_framing_of(const RowShape& shape, const ExchangeOptions& o
   return framing(hidden * element_bytes(*options.wire_combine), options);
 }
 
+Framings framings_of(const RowShape& shape, const ExchangeOptions& options) {
+  const auto hidden = static_cast<std::uint64_t>(shape.hidden);
+  return {.dispatch = dispatch_framing_of(shape, options),
+          .combine = combine_framing_of(shape, options),
+          .combine_backward = framing(hidden * element_bytes(*options.wire_dispatch), options),
+          .values = framing(sizeof(float), options)};
+}
+
 // Modes that do not go together, or are out of range.
 void check_modes(const ExchangeOptions& options) {
   if (options.layout == Layout::token_major) {
@@ -136,8 +144,7 @@ ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement wher
       options(filled_in(wanted, row_shape, owner.transport())),
       experts(owner.transport().topology(), placement),
       row_owners(owners_of_rows(owner.transport().topology(), experts, options.layout)),
-      dispatch_framing(dispatch_framing_of(shape, options)),
-      combine_framing(combine_framing_of(shape, options)),
+      framings(framings_of(shape, options)),
       row_bytes(static_cast<std::uint64_t>(shape.hidden) * element_bytes(shape.dtype)),
       extra_offset(options.extra_bytes == 0 ? row_bytes : aligned(row_bytes, kExtraAlignment)),
       window_stride_bytes(
@@ -151,10 +158,13 @@ ExchangeState::~ExchangeState() {
   if (!engine_alive_.expired() && !use->is_forked()) engine.let_go(*this);
 }
 
-plan::PlanContext ExchangeState::plan_context() const {
-  return {engine.transport().topology(), row_owners, options.strategy,
+plan::PlanContext ExchangeState::plan_context(int num_topk) const {
+  return {engine.transport().topology(),
+          row_owners,
+          options.strategy,
           static_cast<std::uint64_t>(options.range_tokens),
-          static_cast<std::uint64_t>(options.row_alignment)};
+          static_cast<std::uint64_t>(options.row_alignment),
+          static_cast<std::uint32_t>(weights_per_row(num_topk))};
 }
 
 wire::SharedOptions ExchangeState::shared_options(int num_topk) const {
@@ -181,26 +191,37 @@ wire::SharedOptions ExchangeState::shared_options(int num_topk) const {
   return shared;
 }
 
-PlanState::PlanState(ExchangeState& owner, std::uint32_t plan_number,
-                     Spares<plan::RankPlan>::Handle rank_plan, std::uint64_t metadata_bytes)
+PlanState::PlanState(ExchangeState& owner, Spares<plan::RankPlan>::Handle rank_plan, Made made)
     : exchange_id(owner.id),
-      number(plan_number),
+      number(made.number),
+      num_topk(made.num_topk),
       placement_version(owner.placement.version),
       memory_(std::move(rank_plan)),
       rows(*memory_),
-      flow(std::make_shared<PlanFlow>(rows, owner.dispatch_framing, owner.combine_framing)) {
+      slot_experts(std::move(made.slot_experts)),
+      flow(std::make_shared<PlanFlow>(rows, owner.framings, owner.options.weights)) {
   const Topology& topology = owner.engine.transport().topology();
   for (const int expert : owner.experts.experts_of_rank(rows.rank)) local_experts.push_back(expert);
   const plan::RankTraffic traffic =
-      plan::traffic(rows, topology, owner.dispatch_framing, owner.combine_framing);
+      plan::traffic(rows, topology,
+                    {owner.framings.dispatch, owner.framings.combine,
+                     owner.framings.combine_backward, owner.framings.values});
   expert_counts = rows.expert_counts;
   if (!owner.token_major()) expert_offsets = rows.expert_offsets;
   summary.rows_received =
       std::accumulate(rows.expert_counts.begin(), rows.expert_counts.end(), std::int64_t{0});
   summary.window_bytes = static_cast<std::uint64_t>(rows.num_rows()) * owner.window_stride_bytes;
-  summary.metadata_bytes = metadata_bytes;
+  slot_bytes = summary.window_bytes;
+  if (owner.options.weights == WeightMode::at_expert) {
+    slot_bytes += static_cast<std::uint64_t>(rows.num_rows()) * owner.weights_per_row(num_topk) *
+                  sizeof(float);
+  }
+  summary.metadata_bytes = made.metadata_bytes;
   summary.inter_node_bytes_dispatch = traffic.bytes_out;
   summary.inter_node_bytes_combine = traffic.bytes_back;
+  summary.inter_node_bytes_combine_backward = traffic.bytes_grad_out;
+  summary.inter_node_bytes_dispatch_backward = traffic.bytes_back;
+  summary.inter_node_bytes_grad_weights = traffic.bytes_values;
   summary.inter_node_rows_dispatch = traffic.rows_out;
   summary.inter_node_rows_combine = traffic.rows_back;
   summary.inter_socket_bytes_dispatch =

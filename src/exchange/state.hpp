@@ -1,6 +1,7 @@
 #pragma once
 // What an exchange and a plan remember between calls.
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -30,6 +31,9 @@ class Operation;
 /// Number in place of a plan's where a call names no plan of this exchange.
 inline constexpr std::uint32_t kNoPlan = 0xFFFFFFFFU;
 
+/// Extra bytes move as rows of a dtype of their own; equal dtypes copy bits.
+inline constexpr DType kExtraDtype = DType::f32;
+
 /// A refusal that travels to all ranks of an exchange.
 struct Poison {
   wire::CallId call;
@@ -53,11 +57,17 @@ struct ArrivedMetadata {
 /// A plan: see Plan. Bound to its exchange and placement version.
 class PlanState {
  public:
-  PlanState(ExchangeState& owner, std::uint32_t plan_number,
-            Spares<plan::RankPlan>::Handle rank_plan, std::uint64_t metadata_bytes);
+  struct Made {
+    std::uint32_t number = 0;
+    int num_topk = 1;
+    std::uint64_t metadata_bytes = 0;
+    std::vector<std::int32_t> slot_experts{};
+  };
+  PlanState(ExchangeState& owner, Spares<plan::RankPlan>::Handle rank_plan, Made made);
 
   const std::uint32_t exchange_id;
   const std::uint32_t number;
+  const int num_topk;
   const std::uint64_t placement_version;
 
  private:
@@ -72,6 +82,14 @@ class PlanState {
   std::vector<std::int32_t> topk_idx;
   std::vector<float> topk_weights;
   PlanSummary summary;
+  /// Of a window's slot: its rows, and room for one FP32 number per weight where gradients of
+  /// weights may travel with rows.
+  std::uint64_t slot_bytes = 0;
+  /// [num_tokens, num_topk] the expert of each slot, -1 = none; empty where weights have no
+  /// gradient.
+  const std::vector<std::int32_t> slot_experts;
+  /// See plan::weight_places; made when it is first needed.
+  std::vector<std::int64_t> weight_places;
   // Shared with the exchange, which must take back credit of plans that are gone.
   std::shared_ptr<PlanFlow> flow;
 };
@@ -96,8 +114,7 @@ class ExchangeState {
   const plan::ExpertIndex experts;
   /// What plans are made of: the experts, or with token_major one for each rank.
   const plan::ExpertIndex row_owners;
-  const plan::Framing dispatch_framing;
-  const plan::Framing combine_framing;
+  const Framings framings;
   const std::uint64_t row_bytes;            ///< of the dtype
   const std::uint64_t extra_offset;         ///< of the extra bytes in a window's row
   const std::uint64_t window_stride_bytes;  ///< distance of rows in windows
@@ -108,10 +125,17 @@ class ExchangeState {
 
   wire::SharedOptions shared_options(int num_topk) const;
   /// What plans of this exchange depend on besides the routing.
-  plan::PlanContext plan_context() const;
+  plan::PlanContext plan_context(int num_topk) const;
+  /// Routing weights of one row: those of its token, where it stands for several experts.
+  std::uint64_t weights_per_row(int num_topk) const {
+    return token_major() ? static_cast<std::uint64_t>(num_topk) : 1;
+  }
   /// A rank of the node touches nothing of a failed plan any more.
   bool has_left(std::uint32_t plan, int local_rank) const {
     return failures.has_left(plan, local_rank) || board->is_gone(local_rank);
+  }
+  std::int64_t extra_elements() const {
+    return options.extra_bytes / static_cast<std::int64_t>(element_bytes(kExtraDtype));
   }
   bool weighted() const { return options.weights == WeightMode::at_combine; }
   bool token_major() const { return options.layout == Layout::token_major; }
@@ -133,7 +157,7 @@ class ExchangeState {
     auto operator<=>(const CallKey&) const = default;
   };
   /// Windows that ranks of the node show for calls that are not over here, by local index.
-  std::map<CallKey, std::vector<ShownWindow>> windows;
+  std::map<CallKey, std::array<std::vector<ShownWindow>, kWindowRoles>> windows;
   /// Metadata that arrived for a call that opens a plan, by plan.
   std::map<std::uint32_t, std::vector<ArrivedMetadata>> metadata;
   /// Plans by number; those whose handles are all gone are dropped when the next call starts.

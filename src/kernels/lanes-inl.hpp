@@ -50,8 +50,8 @@ HWY_INLINE FloatVec f16_words_to_float(WordVec half) {
       hn::And(hn::BitCast(dw, hn::VecFromMask(di, is_nan)), hn::Set(dw, 0x00400000U));
   // Denormal: an exact subtraction brings m x 2^-24 into shape.
   const auto base = hn::Set(dw, 113U << 23);
-  const auto denormal = hn::BitCast(
-      dw, hn::Sub(hn::BitCast(df, hn::Add(shifted, base)), hn::BitCast(df, base)));
+  const auto denormal =
+      hn::BitCast(dw, hn::Sub(hn::BitCast(df, hn::Add(shifted, base)), hn::BitCast(df, base)));
   const auto exponent = hn::And(half, hn::Set(dw, 0x7C00U));
   const auto all_ones = hn::Eq(exponent, hn::Set(dw, 0x7C00U));
   auto bits = hn::IfThenElse(all_ones, hn::Or(special, quiet), normal);
@@ -73,8 +73,8 @@ HWY_INLINE WordVec float_to_f16_words(FloatVec value) {
   const auto normal = hn::ShiftRight<13>(hn::Add(hn::Add(rebased, hn::Set(dw, 0xFFFU)), odd));
   // Denormal result: adding 0.5 lets the adder round at 2^-24.
   const auto half = hn::Set(dw, 126U << 23);
-  const auto denormal = hn::Sub(
-      hn::BitCast(dw, hn::Add(hn::BitCast(df, magnitude), hn::BitCast(df, half))), half);
+  const auto denormal =
+      hn::Sub(hn::BitCast(dw, hn::Add(hn::BitCast(df, magnitude), hn::BitCast(df, half))), half);
   const auto payload = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(dw, 0x3FFU));
   const auto nan = hn::Or(payload, hn::Set(dw, 0x7E00U));
   const auto compared = hn::BitCast(di, magnitude);  // the sign bit is clear
@@ -141,6 +141,22 @@ HWY_INLINE void store_lanes(FloatVec value, std::byte* at) {
   } else {
     hn::StoreU(half_words<kTo>(value), HalfTag(), reinterpret_cast<std::uint16_t*>(at));
   }
+}
+
+/// `count` elements at `source` to `out`, which has room for whole vectors.
+template <DType kFrom, DType kTo>
+HWY_INLINE void convert_chunk(const std::byte* source, std::size_t count, std::byte* out) {
+  constexpr std::size_t from_bytes = element_bytes(kFrom);
+  constexpr std::size_t to_bytes = element_bytes(kTo);
+  const std::size_t lanes = hn::Lanes(FloatTag());
+  const std::size_t whole = count - count % lanes;
+  for (std::size_t i = 0; i < whole; i += lanes) {
+    store_lanes<kTo>(load_lanes<kFrom>(source + i * from_bytes), out + i * to_bytes);
+  }
+  if (whole == count) return;
+  alignas(64) std::byte tail[HWY_MAX_BYTES] = {};  // a row is never read past its end
+  std::memcpy(tail, source + whole * from_bytes, (count - whole) * from_bytes);
+  store_lanes<kTo>(load_lanes<kFrom>(tail), out + whole * to_bytes);
 }
 
 }  // namespace ferry::kernels::HWY_NAMESPACE

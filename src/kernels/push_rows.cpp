@@ -26,27 +26,10 @@ struct SourceRow {
   const std::byte* later = nullptr;  ///< the row that is rows_ahead() further on, or null
 };
 
-/// `count` elements at `source` to `out`, which has room for whole vectors.
-template <DType kFrom, DType kTo>
-HWY_INLINE void convert_chunk(const std::byte* source, std::size_t count, std::byte* out) {
-  constexpr std::size_t from_bytes = element_bytes(kFrom);
-  constexpr std::size_t to_bytes = element_bytes(kTo);
-  const std::size_t lanes = hn::Lanes(FloatTag());
-  const std::size_t whole = count - count % lanes;
-  for (std::size_t i = 0; i < whole; i += lanes) {
-    store_lanes<kTo>(load_lanes<kFrom>(source + i * from_bytes), out + i * to_bytes);
-  }
-  if (whole == count) return;
-  alignas(64) std::byte tail[HWY_MAX_BYTES] = {};  // a row is never read past its end
-  std::memcpy(tail, source + whole * from_bytes, (count - whole) * from_bytes);
-  store_lanes<kTo>(load_lanes<kFrom>(tail), out + whole * to_bytes);
-}
-
 template <DType kFrom, DType kTo>
 void convert_row(const SourceRow& source, std::span<std::byte* const> targets) {
   alignas(64) std::byte chunk[kConvertChunk * element_bytes(kTo)];
-  const detail::Lookahead ahead =
-      detail::look_past_row(source.row, source.row_bytes, source.later);
+  const detail::Lookahead ahead = detail::look_past_row(source.row, source.row_bytes, source.later);
   const detail::Lookahead nothing(nullptr, 0, nullptr);
   for (std::size_t begin = 0; begin < source.hidden; begin += kConvertChunk) {
     const std::size_t count = std::min(kConvertChunk, source.hidden - begin);

@@ -1,6 +1,6 @@
 #pragma once
-// The only code that touches payload: copy, convert and sum rows. SIMD by run-time dispatch, the
-// same bits on every target. Targets are written with streaming stores where their alignment
+// The only code that touches payload: copy, convert, sum and scale rows. SIMD by run-time dispatch,
+// the same bits on every target. Targets are written with streaming stores where their alignment
 // allows, so the caller fences before it publishes them (Transport::raise_flag does).
 // Invariant: nothing is read or written past the end of a row.
 
@@ -46,11 +46,11 @@ void pack_rows(const PackJob& job);
 /// ascending; in a rank slots ascending. The last term of each group carries the mark.
 struct SumTerm {
   const std::byte* row = nullptr;
-  float weight = 1.0F;      ///< the product is rounded to FP32, then added
+  float weight = 1.0F;  ///< the product is rounded to FP32, then added
   DType dtype = DType::f32;
-  bool weighted = false;    ///< false: the row is added as it is
-  bool ends_rank = false;   ///< last term of its rank
-  bool ends_node = false;   ///< last term of its node (then also ends_rank)
+  bool weighted = false;   ///< false: the row is added as it is
+  bool ends_rank = false;  ///< last term of its rank
+  bool ends_node = false;  ///< last term of its node (then also ends_rank)
 };
 
 struct SumRow {
@@ -69,6 +69,28 @@ struct SumJob {
   std::span<const SumTerm> terms;
 };
 void sum_rows(const SumJob& job);
+
+/// Where a row goes, scaled, and what it is multiplied with there.
+struct ScaleTarget {
+  std::byte* out = nullptr;
+  float weight = 1.0F;
+  const std::byte* y = nullptr;  ///< a row of the dtype of `out`; null: no product
+  float* dot = nullptr;          ///< becomes row . y; used with `y` only
+};
+
+/// Reads each source row once. For each of its targets: out = weight x row, a product in FP32 that
+/// is rounded once; and dot = sum over the columns of row x y, products rounded before they are
+/// added: lane i of 16 adds columns i, i + 16, ... to 0 in ascending order, then lane i takes lane
+/// i + 8, then i + 4, i + 2, i + 1. So the bits depend on no vector width. A NaN is 0x7FC00000,
+/// rounded.
+struct ScaleJob {
+  DType source_dtype = DType::f32;
+  DType target_dtype = DType::f32;  ///< of out and y
+  std::int64_t hidden = 0;
+  std::span<const PushRow> rows;
+  std::span<const ScaleTarget> targets;
+};
+void scale_rows(const ScaleJob& job);
 
 /// CRC-32C (Castagnoli; of "123456789": 0xE3069283) of `bytes`, behind data whose CRC is `start`.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t start = 0);

@@ -5,8 +5,7 @@
 // Invariants:
 //   1. A product is rounded before it is added (Mul, then Add; the build turns contraction off).
 //   2. A sum starts as a copy of its first term, so -0 and a single term come out as they are.
-//   3. A NaN in a result has one fixed pattern: which of two NaN an addition hands on depends on
-//      the order of its operands in the instruction, which a compiler may choose per target.
+//   3. A NaN in a result has one fixed pattern (store-inl.hpp).
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/sum_rows.cpp"
@@ -17,6 +16,7 @@
 #include "kernels/lanes-inl.hpp"
 #include "kernels/lookahead.hpp"
 #include "kernels/row_kernels.hpp"
+#include "kernels/store-inl.hpp"
 #include "kernels/sum_streams-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -70,10 +70,8 @@ void close_level(Level& child, Level& parent, std::size_t count) {
 template <DType kTo>
 void round_sums(const float* sums, std::size_t count, std::byte* out) {
   const FloatTag df;
-  const FloatVec nan = hn::BitCast(df, hn::Set(WordTag(), 0x7FC00000U));
   for (std::size_t i = 0; i < count; i += hn::Lanes(df)) {
-    const FloatVec sum = hn::Load(df, sums + i);
-    store_lanes<kTo>(hn::IfThenElse(hn::IsNaN(sum), nan, sum), out + i * element_bytes(kTo));
+    store_lanes<kTo>(one_nan(hn::Load(df, sums + i)), out + i * element_bytes(kTo));
   }
 }
 

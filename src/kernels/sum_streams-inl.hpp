@@ -20,6 +20,7 @@
 #include "kernels/lanes-inl.hpp"
 #include "kernels/lookahead.hpp"
 #include "kernels/row_kernels.hpp"
+#include "kernels/store-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace ferry::kernels::HWY_NAMESPACE {
@@ -106,31 +107,6 @@ HWY_INLINE FloatVec load_term(const std::byte* at, FloatVec weight) {
   return hn::Mul(weight, load_lanes<How::kFrom>(at));
 }
 
-/// Rounds two vectors of a finished sum and writes them. NaN has one pattern.
-template <DType kTo>
-HWY_INLINE void put_pair(FloatVec a, FloatVec b, const Place& place) {
-  const FloatTag df;
-  const std::size_t lanes = hn::Lanes(df);
-  const FloatVec nan = hn::BitCast(df, hn::Set(WordTag(), 0x7FC00000U));
-  a = hn::IfThenElse(hn::IsNaN(a), nan, a);
-  b = hn::IfThenElse(hn::IsNaN(b), nan, b);
-#if HWY_TARGET != HWY_SCALAR
-  if (place.whole_lines) {
-    if constexpr (kTo == DType::f32) {
-      hn::Stream(a, df, reinterpret_cast<float*>(place.out));
-      hn::Stream(b, df, reinterpret_cast<float*>(place.out) + lanes);
-    } else {
-      const hn::Repartition<std::uint16_t, FloatTag> dh;
-      hn::Stream(hn::Combine(dh, half_words<kTo>(b), half_words<kTo>(a)), dh,
-                 reinterpret_cast<std::uint16_t*>(place.out));
-    }
-    return;
-  }
-#endif
-  store_lanes<kTo>(a, place.out);
-  store_lanes<kTo>(b, place.out + lanes * element_bytes(kTo));
-}
-
 /// Adds kVectors vectors of every stream, at byte offset `offset`, in the order of the streams.
 template <class How, class Result>
 HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Place& place) {
@@ -158,10 +134,9 @@ HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Plac
     d = hn::Add(d, load_term<How>(at + 3 * step, weight));
   }
   if constexpr (Result::kRounds) {
-    Place second = place;
-    second.out += 2 * lanes * element_bytes(Result::kTo);
-    put_pair<Result::kTo>(a, b, place);
-    put_pair<Result::kTo>(c, d, second);
+    std::byte* const second = place.out + 2 * lanes * element_bytes(Result::kTo);
+    put_pair<Result::kTo>(a, b, {place.out, place.whole_lines});
+    put_pair<Result::kTo>(c, d, {second, place.whole_lines});
   } else {
     hn::Store(a, df, place.sum);
     hn::Store(b, df, place.sum + lanes);
@@ -241,9 +216,7 @@ struct ChooseAdd {
 };
 
 /// What adds a bunch of `dtype` to a sum. Requires a sum that is started, unless `first`.
-inline AddFunction choose_add(DType dtype, bool first) {
-  return ChooseAdd<Keep>::of(dtype, first);
-}
+inline AddFunction choose_add(DType dtype, bool first) { return ChooseAdd<Keep>::of(dtype, first); }
 
 /// The same for the last bunch of a row, which rounds the sum to `to` and writes it.
 inline AddFunction choose_finish(DType dtype, bool first, DType to) {

@@ -39,6 +39,16 @@ void set_ranges(Lane& lane, std::uint64_t source_tokens, std::uint64_t range_tok
   }
 }
 
+void set_values(LanePair& pair, const PlanContext& context) {
+  const Lane& back = pair.back();
+  pair.values.peer = back.peer;
+  pair.values.range_begin.clear();
+  pair.values.range_begin.reserve(back.range_begin.size());
+  for (const std::uint32_t item : back.range_begin) {
+    pair.values.range_begin.push_back(back.target_begin[item] * context.values_per_target);
+  }
+}
+
 void finish(LanePair& pair, const Crossing& crossing, int peer) {
   const std::uint64_t range_tokens = crossing.context.range_tokens;
   pair.dispatch.peer = peer;
@@ -47,6 +57,7 @@ void finish(LanePair& pair, const Crossing& crossing, int peer) {
     lane.peer = peer;
     set_ranges(lane, crossing.membership.num_tokens, range_tokens);
   }
+  set_values(pair, crossing.context);
 }
 
 void set_all_tokens(const Membership& membership, Lane& lane) {
@@ -65,20 +76,26 @@ void add_outgoing_to_rail(const Crossing& crossing, LaneList& outgoing) {
   const bool every_token = info(crossing.context.strategy).sends_every_token;
   if (membership.tokens.empty() && !(every_token && membership.num_tokens > 0)) return;
   LanePair& pair = outgoing.add(directions(crossing));
-  if (every_token) {
-    pair.combine.front().tokens = membership.tokens;
-    set_all_tokens(membership, pair.dispatch);
-  } else {
-    pair.dispatch.tokens = membership.tokens;
-  }
+  Lane& back = every_token ? pair.combine.front() : pair.dispatch;
+  back.tokens = membership.tokens;
+  back.target_begin = membership.entry_begin;
+  if (every_token) set_all_tokens(membership, pair.dispatch);
   finish(pair, crossing, crossing.context.topology.rail_rank(crossing.source, crossing.node));
 }
 
-/// Calls visit(entry number, place of the rank in the node, token) for every entry of a membership
-/// that makes an item: all of them for (token, expert), the first of each rank for (token, rank).
+/// One entry of a membership, seen from the rank that holds its expert.
+struct RankEntry {
+  std::uint32_t entry = 0;
+  std::uint32_t place = 0;  ///< of the rank in the node
+  std::uint32_t token = 0;
+  bool makes_item =
+      false;  ///< all do for (token, expert), the first of each rank for (token, rank)
+};
+
+/// Calls visit(RankEntry) for every entry of a membership.
 template <typename Visit>
-void for_each_rank_item(const Crossing& crossing, std::span<const std::uint16_t> local_rank,
-                        const Visit& visit) {
+void for_each_rank_entry(const Crossing& crossing, std::span<const std::uint16_t> local_rank,
+                         const Visit& visit) {
   const Membership& membership = crossing.membership;
   const bool each_expert = info(crossing.context.strategy).unit == RowUnit::token_expert;
   const std::size_t num_ranks = crossing.context.topology.ranks_of(crossing.node).size();
@@ -90,7 +107,7 @@ void for_each_rank_item(const Crossing& crossing, std::span<const std::uint16_t>
       const std::uint32_t place = local_rank[membership.columns[entry]];
       const bool seen = last_seen[place] == std::uint64_t{token} + 1;
       last_seen[place] = std::uint64_t{token} + 1;
-      if (each_expert || !seen) visit(entry, place, token);
+      visit(RankEntry{entry, place, token, each_expert || !seen});
     }
   }
 }
@@ -104,8 +121,8 @@ void add_outgoing_to_holders(const Crossing& crossing, LaneList& outgoing) {
   const bool has_weights = info(context.strategy).unit == RowUnit::token_expert;
 
   std::vector<std::size_t> num_items(ranks.size());
-  for_each_rank_item(crossing, local_rank, [&](std::uint32_t, std::uint32_t place, std::uint32_t) {
-    ++num_items[place];
+  for_each_rank_entry(crossing, local_rank, [&](const RankEntry& entry) {
+    num_items[entry.place] += entry.makes_item ? 1 : 0;
   });
   std::vector<std::size_t> lane_of(ranks.size());
   for (std::size_t place = 0; place < ranks.size(); ++place) {
@@ -113,14 +130,20 @@ void add_outgoing_to_holders(const Crossing& crossing, LaneList& outgoing) {
     lane_of[place] = outgoing.size();
     Lane& lane = outgoing.add(directions(crossing)).dispatch;
     lane.tokens.reserve(num_items[place]);
+    lane.target_begin.reserve(num_items[place] + 1);
+    lane.target_begin.push_back(0);
     if (has_weights) lane.weights.reserve(num_items[place]);
   }
-  for_each_rank_item(crossing, local_rank,
-                     [&](std::uint32_t entry, std::uint32_t place, std::uint32_t token) {
-                       Lane& lane = outgoing[lane_of[place]].dispatch;
-                       lane.tokens.push_back(token);
-                       if (has_weights) lane.weights.push_back(crossing.membership.weights[entry]);
-                     });
+  for_each_rank_entry(crossing, local_rank, [&](const RankEntry& entry) {
+    Lane& lane = outgoing[lane_of[entry.place]].dispatch;
+    if (!entry.makes_item) {
+      ++lane.target_begin.back();
+      return;
+    }
+    lane.tokens.push_back(entry.token);
+    lane.target_begin.push_back(lane.target_begin.back() + 1);
+    if (has_weights) lane.weights.push_back(crossing.membership.weights[entry.entry]);
+  });
   for (std::size_t place = 0; place < ranks.size(); ++place) {
     if (num_items[place] > 0) finish(outgoing[lane_of[place]], crossing, ranks[place]);
   }
@@ -224,6 +247,7 @@ LanePair& LaneList::add(Directions directions) {
   clear(pair.dispatch);
   pair.combine.resize(directions == Directions::apart ? 1 : 0);
   for (Lane& lane : pair.combine) clear(lane);
+  clear(pair.values);
   return pair;
 }
 

@@ -183,7 +183,7 @@ std::uint64_t memory_bytes(const Lane& lane) {
 std::uint64_t memory_bytes(const std::vector<LanePair>& lanes) {
   std::uint64_t bytes = capacity_bytes(lanes);
   for (const LanePair& pair : lanes) {
-    bytes += memory_bytes(pair.dispatch) + capacity_bytes(pair.combine);
+    bytes += memory_bytes(pair.dispatch) + memory_bytes(pair.values) + capacity_bytes(pair.combine);
     for (const Lane& lane : pair.combine) bytes += memory_bytes(lane);
   }
   return bytes;

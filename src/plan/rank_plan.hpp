@@ -30,8 +30,8 @@ struct Lane {
   int peer = -1;                              ///< the rank at the other end
   std::vector<std::uint32_t> tokens;          ///< token of each item
   std::vector<std::uint32_t> range_begin{0};  ///< one per range of the source, plus one
-  /// At the landing end: targets [target_begin[i], target_begin[i+1]) of item i, in tree order
-  /// (ranks ascending, slots ascending). At the source end empty.
+  /// Targets [target_begin[i], target_begin[i+1]) of item i, in tree order (ranks ascending, slots
+  /// ascending). The source end knows how many there are, not where.
   std::vector<std::uint32_t> target_begin;
   std::vector<Target> targets;
   /// At the source end of a lane whose unit is token_expert: the weight of each item, which the
@@ -48,6 +48,9 @@ struct Lane {
 struct LanePair {
   Lane dispatch;
   std::vector<Lane> combine;
+  /// FP32 numbers that go back with or for the rows, such as gradients of routing weights: only
+  /// peer and range_begin are set. Items are numbers, so many for each target of back(), in order.
+  Lane values;
 
   const Lane& back() const { return combine.empty() ? dispatch : combine.front(); }
   bool operator==(const LanePair&) const = default;
@@ -90,6 +93,8 @@ struct PlanContext {
   Strategy strategy = Strategy::flat;
   std::uint64_t range_tokens = 1;
   std::uint64_t row_alignment = 1;  ///< each expert's rows start at a multiple of this
+  /// Numbers that may go back for each target: one per weight that it has.
+  std::uint32_t values_per_target = 1;
 };
 
 /// Row counts of one node: value (source, column) = rows of that source for that column.

@@ -72,21 +72,23 @@ std::uint64_t num_fragments(const Lane& lane, std::uint64_t rows_per_fragment) {
 }
 
 std::uint64_t lane_bytes(const Lane& lane, const Framing& framing) {
-  return lane.num_items() * framing.row_bytes +
+  return lane.range_begin.back() * framing.row_bytes +
          num_fragments(lane, framing.rows_per_fragment) * framing.header_bytes;
 }
 
-RankTraffic traffic(const RankPlan& plan, const Topology& topology, const Framing& dispatch,
-                    const Framing& combine) {
+RankTraffic traffic(const RankPlan& plan, const Topology& topology,
+                    const TrafficFramings& framings) {
   RankTraffic total;
   for (const LanePair& pair : plan.outgoing) {
     total.rows_out += pair.dispatch.num_items();
-    total.bytes_out += lane_bytes(pair.dispatch, dispatch);
+    total.bytes_out += lane_bytes(pair.dispatch, framings.out);
+    total.bytes_grad_out += lane_bytes(pair.back(), framings.grad_out);
   }
   // What this rank sends back is what landed on it, not what comes home to it.
   for (const LanePair& pair : plan.landing) {
     total.rows_back += pair.back().num_items();
-    total.bytes_back += lane_bytes(pair.back(), combine);
+    total.bytes_back += lane_bytes(pair.back(), framings.back);
+    total.bytes_values += lane_bytes(pair.values, framings.values);
   }
   const std::vector<int>& ranks = topology.ranks_of(topology.node_of(plan.rank));
   for (std::size_t place = 0; place < ranks.size(); ++place) {

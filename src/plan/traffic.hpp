@@ -10,8 +10,8 @@ namespace ferry::plan {
 
 /// How rows of one operation are put on the wire.
 struct Framing {
-  std::uint64_t row_bytes = 0;           ///< of one row in the wire format
-  std::uint64_t header_bytes = 0;        ///< of one fragment
+  std::uint64_t row_bytes = 0;     ///< of one row in the wire format
+  std::uint64_t header_bytes = 0;  ///< of one fragment
   std::uint64_t rows_per_fragment = 1;
 };
 
@@ -56,11 +56,20 @@ struct RankTraffic {
   std::uint64_t rows_back = 0;
   std::uint64_t bytes_out = 0;
   std::uint64_t bytes_back = 0;
+  std::uint64_t bytes_grad_out = 0;  ///< of gradients, over the lanes of the way back
+  std::uint64_t bytes_values = 0;    ///< of gradients of weights
   /// Pushed at dispatch to ranks of this node on another socket.
   std::uint64_t inter_socket_rows = 0;
 };
-RankTraffic traffic(const RankPlan& plan, const Topology& topology, const Framing& dispatch,
-                    const Framing& combine);
+/// How rows go out and back, how gradients go out, and numbers back.
+struct TrafficFramings {
+  Framing out;
+  Framing back;
+  Framing grad_out{};
+  Framing values{};
+};
+RankTraffic traffic(const RankPlan& plan, const Topology& topology,
+                    const TrafficFramings& framings);
 
 /// The fewest bytes that unicast between nodes can need: rows (token, remote node) x hidden x
 /// element size, without headers, of this rank's tokens, one direction.

@@ -221,6 +221,12 @@ void Transport::sum_rows(const kernels::SumJob& job) {
   kernels::sum_rows(job);
 }
 
+void Transport::scale_rows(const kernels::ScaleJob& job) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  kernels::scale_rows(job);
+}
+
 std::uint32_t Transport::checksum(std::span<const std::byte> payload) {
   begin_kernel();
   const AtEnd close([this] { end_kernel(); });

@@ -125,7 +125,7 @@ class FieldReader {
     call.exchange = take<std::uint32_t>();
     call.plan = take<std::uint32_t>();
     call.ordinal = take<std::uint32_t>();
-    call.kind = take_enum("kind", OpKind::gather);
+    call.kind = take_enum("kind", kLastOpKind);
     call.after_failure = take_flags("call_flags", kAfterFailure) != 0;
     return call;
   }

@@ -11,7 +11,9 @@ namespace ferry::wire {
 
 namespace {
 
-constexpr std::uint8_t kHasCrc = 0x01;           // fragment flags
+constexpr std::uint8_t kHasCrc = 0x01;  // fragment flags
+constexpr std::uint8_t kValues = 0x02;
+constexpr std::uint8_t kGrantsValues = 0x04;
 constexpr std::uint8_t kChecksumPayload = 0x01;  // metadata flags
 constexpr std::uint8_t kRowSources = 0x02;
 
@@ -89,11 +91,25 @@ std::string place_text(std::uint64_t place) {
   return fmt::format("{}.{}", place >> 32U, place & 0xFFFFFFFFU);
 }
 
+namespace {
+
+std::uint8_t flags_of(const FragmentHeader& header) {
+  return static_cast<std::uint8_t>((header.has_crc ? kHasCrc : 0) |
+                                   (header.stream == Stream::values ? kValues : 0) |
+                                   (header.grant.stream == Stream::values ? kGrantsValues : 0));
+}
+
+Stream stream_of(std::uint8_t flags, std::uint8_t bit) {
+  return (flags & bit) != 0 ? Stream::values : Stream::rows;
+}
+
+}  // namespace
+
 void encode(const FragmentHeader& header, std::span<std::byte, kFragmentHeaderBytes> out) {
   FieldWriter to(out, MessageType::fragment);
   to.put_call(header.call);
   to.put_enum(header.grant.kind);
-  to.put(header.has_crc ? kHasCrc : std::uint8_t{0});
+  to.put(flags_of(header));
   to.put(header.index);
   to.put(header.num_rows);
   to.put(header.payload_bytes);
@@ -106,8 +122,10 @@ std::optional<std::string> decode(Bytes bytes, FragmentHeader& out) {
   FieldReader from(bytes, kFragment);
   FragmentHeader header;
   header.call = from.take_call();
-  const OpKind grant_kind = from.take_enum("grant_kind", OpKind::gather);
-  header.has_crc = from.take_flags("flags", kHasCrc) != 0;
+  const OpKind grant_kind = from.take_enum("grant_kind", kLastOpKind);
+  const std::uint8_t flags = from.take_flags("flags", kHasCrc | kValues | kGrantsValues);
+  header.has_crc = (flags & kHasCrc) != 0;
+  header.stream = stream_of(flags, kValues);
   header.index = from.take<std::uint32_t>();
   header.num_rows = from.take<std::uint32_t>();
   header.payload_bytes = from.take<std::uint32_t>();
@@ -115,6 +133,7 @@ std::optional<std::string> decode(Bytes bytes, FragmentHeader& out) {
   if (!header.has_crc) from.require_zero("payload_crc without its flag", header.payload_crc);
   header.grant = from.take_grant();
   header.grant.kind = grant_kind;
+  header.grant.stream = stream_of(flags, kGrantsValues);
   if (auto error = from.finish()) return error;
   out = header;
   return std::nullopt;
@@ -193,7 +212,7 @@ void encode(const GrantMessage& message, std::span<std::byte, kGrantMessageBytes
   to.put(message.generation);
   to.put_grant(message.grant);
   to.put_enum(message.grant.kind);
-  to.put(std::uint8_t{0});
+  to.put_enum(message.grant.stream);
   to.put(std::uint16_t{0});
   to.seal();
 }
@@ -203,8 +222,8 @@ std::optional<std::string> decode(Bytes bytes, GrantMessage& out) {
   GrantMessage message;
   message.generation = from.take<std::uint32_t>();
   message.grant = from.take_grant();
-  message.grant.kind = from.take_enum("kind", OpKind::gather);
-  from.require_zero("reserved", from.take<std::uint8_t>());
+  message.grant.kind = from.take_enum("kind", kLastOpKind);
+  message.grant.stream = from.take_enum("stream", Stream::values);
   from.require_zero("reserved", from.take<std::uint16_t>());
   if (auto error = from.finish()) return error;
   out = message;

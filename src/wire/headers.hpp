@@ -29,8 +29,16 @@ enum class OpKind : std::uint8_t {
   combine_backward = 3,
   dispatch_backward = 4,
   gather = 5,  ///< all_gather and barrier of a transport
+  // With gradients of the routing weights, which all ranks must want: another call.
+  combine_backward_weights = 6,
+  dispatch_backward_weights = 7,
 };
+inline constexpr OpKind kLastOpKind = OpKind::dispatch_backward_weights;
 std::string_view to_string(OpKind kind);
+
+/// What the fragments of a call hold: its rows, or FP32 numbers that go back with or for them.
+enum class Stream : std::uint8_t { rows = 0, values = 1 };
+
 /// These make a plan number; all others work on a plan that exists.
 constexpr bool opens_plan(OpKind kind) { return kind == OpKind::plan || kind == OpKind::gather; }
 
@@ -41,6 +49,7 @@ struct Grant {
   std::uint32_t ordinal = 0;    ///< which use of (plan, kind), from 0
   std::uint32_t fragments = 0;  ///< cumulative in that use
   OpKind kind = OpKind::dispatch;
+  Stream stream = Stream::rows;
   bool operator==(const Grant&) const = default;
 };
 
@@ -64,8 +73,9 @@ std::string place_text(std::uint64_t place);
 
 struct FragmentHeader {
   CallId call;
-  std::uint32_t index = 0;  ///< of the fragment in its lane
-  std::uint32_t num_rows = 0;
+  Stream stream = Stream::rows;
+  std::uint32_t index = 0;     ///< of the fragment in its lane
+  std::uint32_t num_rows = 0;  ///< or numbers
   std::uint32_t payload_bytes = 0;
   std::uint32_t payload_crc = 0;  ///< CRC32C; travels as 0 unless has_crc
   bool has_crc = false;

@@ -14,6 +14,8 @@ std::string_view to_string(OpKind kind) {
     case OpKind::combine_backward: return "combine_backward";
     case OpKind::dispatch_backward: return "dispatch_backward";
     case OpKind::gather: return "gather";
+    case OpKind::combine_backward_weights: return "combine_backward with grad_weights";
+    case OpKind::dispatch_backward_weights: return "dispatch_backward with grad_weights";
   }
   return "unknown";
 }

@@ -51,7 +51,8 @@ std::vector<std::uint64_t> run_variant(const Layer& layer, const Variant& varian
     Exchange exchange(context.transport(), layer.group().placement,
                       {layer.group().hidden, layer.group().dtype}, how);
     co_await run_layer(context, exchange, layer,
-                       {.uses = 3, .new_seed_per_use = false,
+                       {.backward = Backward::weights, .uses = 3,
+                        .new_seed_per_use = false,
                         .out_hash = &hashes[static_cast<std::size_t>(context.rank())]});
   });
   EXPECT_TRUE(result.ok()) << result.describe();

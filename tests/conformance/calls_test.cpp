@@ -188,8 +188,8 @@ TEST_P(Calls, ASlowRankIsWaitedFor) {
       if (slow) co_await support::pause(3000);
       const Plan plan = co_await exchange.start_plan(memory.routing());
       if (slow) co_await support::pause(3000);
-      co_await use_plan(context, exchange, plan, memory, OutputPlace::dispatched_rows);
-      co_await use_plan(context, exchange, plan, memory, OutputPlace::window);
+      co_await use_plan(context, exchange, plan, memory, {.y = OutputPlace::dispatched_rows});
+      co_await use_plan(context, exchange, plan, memory, {.y = OutputPlace::window});
     }
   });
 }
@@ -211,7 +211,7 @@ TEST_P(Calls, TwoExchangesShareATransport) {
     of_b.plan.emplace(co_await plan_b);
     of_a.plan.emplace(co_await plan_a);
     of_a.dispatching.emplace(a.start_dispatch(*of_a.plan, of_a.memory.x()));
-    co_await use_plan(context, b, *of_b.plan, of_b.memory, OutputPlace::window);
+    co_await use_plan(context, b, *of_b.plan, of_b.memory, {.y = OutputPlace::window});
     of_a.rows.emplace(co_await *of_a.dispatching);
     of_a.memory.check_rows(*of_a.rows);
     of_a.run_experts(a);

@@ -52,7 +52,7 @@ TEST_P(GatherFirst, RowsAreThereWhenThePlanIs) {
         co_await finish_layer(context, exchange, memory, plan, rows);
         // The plan is one like any other: later uses dispatch on it.
         memory.use_seed(21);
-        co_await use_plan(context, exchange, plan, memory, OutputPlace::window);
+        co_await use_plan(context, exchange, plan, memory, {.y = OutputPlace::window});
       }
     });
     if (HasFailure()) return;
@@ -224,7 +224,7 @@ TEST_P(PlanAndDispatch, GivesWhatTheTwoCallsGive) {
           co_await exchange.start_plan_and_dispatch(memory.routing(), memory.x());
       co_await finish_layer(context, exchange, memory, dispatched.plan, dispatched.rows);
       memory.use_seed(31);
-      co_await use_plan(context, exchange, dispatched.plan, memory, OutputPlace::window);
+      co_await use_plan(context, exchange, dispatched.plan, memory, {.y = OutputPlace::window});
     }
   });
 }

@@ -71,7 +71,7 @@ TEST_P(Ids, WideIds) {
     const Plan plan = co_await exchange.start_plan(
         Routing::of(narrow.num_tokens, narrow.num_topk, std::span(wide), narrow.topk_weights));
     memory.check_plan(plan);
-    co_await use_plan(context, exchange, plan, memory, OutputPlace::window);
+    co_await use_plan(context, exchange, plan, memory, {.y = OutputPlace::window});
   });
 }
 

@@ -102,7 +102,7 @@ TEST_P(Leaving, PlansInFlightGoOn) {
       co_await use_until_it_fails(context, exchange, lost, memory, giving_up, failure);
       require_given_up(failure);
       for (int use = 0; use < 2; ++use) {
-        co_await use_plan(context, exchange, kept, kept_memory, OutputPlace::window);
+        co_await use_plan(context, exchange, kept, kept_memory, {.y = OutputPlace::window});
       }
       // The handle of the failed plan still lives: a call on it ends with the first error.
       if (failure) {
@@ -111,7 +111,7 @@ TEST_P(Leaving, PlansInFlightGoOn) {
         require(again.has_value() && again->text == failure->text, "another error the second time");
       }
       co_await run_layer(context, exchange, shared, {.check_bytes = false});
-      co_await use_plan(context, exchange, kept, kept_memory, OutputPlace::dispatched_rows);
+      co_await use_plan(context, exchange, kept, kept_memory, {.y = OutputPlace::dispatched_rows});
     });
     if (HasFailure()) return;
   }

@@ -202,8 +202,8 @@ TEST_P(Refusals, OfAForeignPlan) {
     const Plan of_b = co_await b.start_plan(memory.routing());
     foreign[static_cast<std::size_t>(context.rank())] =
         co_await failure_of([&] { return a.start_dispatch(of_b, memory.x()); });
-    co_await use_plan(context, a, of_a, memory, OutputPlace::window);
-    co_await use_plan(context, b, of_b, memory, OutputPlace::window);
+    co_await use_plan(context, a, of_a, memory, {.y = OutputPlace::window});
+    co_await use_plan(context, b, of_b, memory, {.y = OutputPlace::window});
   });
   support::gather_by_rank(foreign);
   for (const auto& failure : foreign) {

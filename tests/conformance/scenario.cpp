@@ -4,12 +4,15 @@
 #include "conformance/scenario.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <limits>
 
 #include <fmt/format.h>
 
 #include "support/rows.hpp"
 #include "support/verify.hpp"
+#include "support/verify_backward.hpp"
 
 namespace ferry::conformance {
 
@@ -135,17 +138,69 @@ constexpr unsigned char kStale = 0xFF;
 
 }  // namespace
 
+namespace {
+
+/// Both backward operations of one use, checked. `y` is what combine read.
+Task run_backward(RankContext& context, Exchange& exchange, const Plan& plan, RankLayer& memory,
+                  LayerRun run, ConstMatrix y) {
+  const support::BackwardReference reference = memory.backward();
+  const Group& group = memory.layer().group();
+  const Routing routing = memory.routing();
+  GuardedMatrix grad_out(routing.num_tokens, group.hidden, group.dtype);
+  support::fill_grad_out(reference, memory.rank(), grad_out.matrix());
+  std::vector<float> grad_weights(
+      static_cast<std::size_t>(routing.num_tokens * routing.num_topk),
+      std::numeric_limits<float>::quiet_NaN());
+  const bool wanted = run.backward == Backward::weights;
+  std::optional<std::span<float>> at_combine;
+  if (wanted && group.weights == WeightMode::at_combine) at_combine = grad_weights;
+  poison_free_slots(context.transport(), kStale);
+  context.at("combine_backward");
+  GradRows grad_y = co_await exchange.start_combine_backward(
+      plan, {.grad_out = grad_out.matrix(), .y = at_combine ? y : ConstMatrix{}}, at_combine);
+  require(support::check_grad_y(reference, memory.rank(), grad_y.matrix()));
+  if (at_combine) require(support::check_grad_weights(reference, memory.rank(), grad_weights));
+
+  GuardedMatrix plain(run.y == OutputPlace::plain ? plan.num_rows() : 0, group.hidden, group.dtype);
+  const Matrix rows = run.y == OutputPlace::plain ? plain.matrix() : grad_y.matrix();
+  support::fill_grad_rows(reference, memory.rank(), rows);
+  GuardedMatrix grad_x(routing.num_tokens, group.hidden, group.dtype);
+  DispatchBackwardInput input{.grad_rows = rows};
+  DispatchBackwardOutput output{.grad_x = grad_x.matrix()};
+  std::vector<float> row_weights;
+  const bool at_expert = wanted && group.weights == WeightMode::at_expert;
+  if (at_expert) {
+    row_weights = support::grad_row_weights(reference, memory.rank(), plan);
+    input.grad_row_weights = row_weights;
+    output.grad_weights = grad_weights;
+  }
+  poison_free_slots(context.transport(), kStale);
+  context.at("dispatch_backward");
+  co_await exchange.start_dispatch_backward(plan, input, output);
+  require(support::check_grad_x(reference, memory.rank(), grad_x.matrix()));
+  grad_x.require_guards();
+  if (at_expert) require(support::check_grad_weights(reference, memory.rank(), grad_weights));
+  if (run.out_hash != nullptr) *run.out_hash = *run.out_hash * 31 + grad_x.hash();
+  if (run.out_hash != nullptr && (at_combine || at_expert)) {
+    for (const float gradient : grad_weights) {
+      *run.out_hash = *run.out_hash * 31 + std::bit_cast<std::uint32_t>(gradient);
+    }
+  }
+}
+
+}  // namespace
+
 Task use_plan(RankContext& context, Exchange& exchange, const Plan& plan, RankLayer& memory,
-              OutputPlace place) {
+              LayerRun run) {
   context.at("dispatch");
   ExpertRows rows = co_await exchange.start_dispatch(plan, memory.x(), memory.extra());
   memory.check_rows(rows);
   poison_free_slots(context.transport(), kStale);
   std::optional<OutputRows> output;
-  GuardedMatrix plain(place == OutputPlace::plain ? plan.num_rows() : 0, rows.matrix().columns,
+  GuardedMatrix plain(run.y == OutputPlace::plain ? plan.num_rows() : 0, rows.matrix().columns,
                       rows.matrix().dtype);
   Matrix y = rows.matrix();
-  switch (place) {
+  switch (run.y) {
     case OutputPlace::window: y = output.emplace(exchange.output(plan)).matrix(); break;
     case OutputPlace::dispatched_rows: break;
     case OutputPlace::plain: y = plain.matrix(); break;
@@ -154,7 +209,25 @@ Task use_plan(RankContext& context, Exchange& exchange, const Plan& plan, RankLa
   context.at("combine");
   co_await exchange.start_combine(plan, y, memory.out());
   memory.check_out();
+  if (run.out_hash != nullptr) *run.out_hash = memory.out_memory().hash();
+  if (run.backward != Backward::none) {
+    co_await run_backward(context, exchange, plan, memory, run, y);
+  }
 }
+
+namespace {
+
+// Of one use of a plan.
+std::uint64_t planned_payload_bytes(const PlanSummary& planned, const LayerRun& run,
+                                    WeightMode weights) {
+  std::uint64_t bytes = planned.inter_node_bytes_dispatch + planned.inter_node_bytes_combine;
+  if (run.backward == Backward::none) return bytes;
+  bytes += planned.inter_node_bytes_combine_backward + planned.inter_node_bytes_dispatch_backward;
+  const bool with_weights = run.backward == Backward::weights && weights != WeightMode::none;
+  return bytes + (with_weights ? planned.inter_node_bytes_grad_weights : 0);
+}
+
+}  // namespace
 
 Task run_layer(RankContext& context, Exchange& exchange, const Layer& layer, LayerRun run) {
   Transport& transport = context.transport();
@@ -169,7 +242,7 @@ Task run_layer(RankContext& context, Exchange& exchange, const Layer& layer, Lay
     poison_free_slots(transport, kStale);
     const auto number = static_cast<std::uint64_t>(use);
     memory.use_seed(run.new_seed_per_use ? run.seed + number : run.seed);
-    co_await use_plan(context, exchange, plan, memory, run.y);
+    co_await use_plan(context, exchange, plan, memory, run);
   }
   if (run.check_bytes) {
     const TrafficCounters after = transport.counters();
@@ -178,11 +251,10 @@ Task run_layer(RankContext& context, Exchange& exchange, const Layer& layer, Lay
     require_equal(after.metadata_bytes - before.metadata_bytes, planned.metadata_bytes,
                   "metadata bytes");
     require_equal(after.payload_bytes - before.payload_bytes,
-                  uses * (planned.inter_node_bytes_dispatch + planned.inter_node_bytes_combine),
+                  uses * planned_payload_bytes(planned, run, layer.group().weights),
                   "payload bytes");
     require_equal(exchange.metadata_rounds() - rounds, 1, "metadata rounds with replays");
   }
-  if (run.out_hash != nullptr) *run.out_hash = memory.out_memory().hash();
 }
 
 int Conformance::num_ranks() const { return GetParam().topology.topology().num_ranks(); }

@@ -12,6 +12,7 @@
 
 #include "conformance/points.hpp"
 #include "ferry/exchange.hpp"
+#include "support/backward_reference.hpp"
 #include "support/rank_program.hpp"
 #include "support/reference.hpp"
 #include "support/routing.hpp"
@@ -94,6 +95,11 @@ class RankLayer {
   void check_out();
   /// What the caller does between dispatch and combine.
   void run_experts(const Plan& plan, ConstMatrix rows, Matrix y) const;
+  int rank() const { return rank_; }
+  /// The way back of the rows of this use.
+  support::BackwardReference backward() const {
+    return {layer_.reference(seed_), ~seed_};
+  }
 
  private:
   const Layer& layer_;
@@ -104,16 +110,24 @@ class RankLayer {
   std::vector<std::byte> extra_;
 };
 
-/// Where the experts write their outputs.
+/// Where the experts write their outputs, and where gradients of rows are.
 enum class OutputPlace : std::uint8_t { window, dispatched_rows, plain };
+
+/// Which of the backward operations follow combine.
+enum class Backward : std::uint8_t {
+  none,
+  rows,     ///< both, without gradients of weights
+  weights,  ///< both, with gradients of weights in the one that has them
+};
 
 struct LayerRun {
   OutputPlace y = OutputPlace::window;
+  Backward backward = Backward::none;
   int uses = 1;                ///< of one plan, each with new rows
   std::uint64_t seed = 1;
   bool new_seed_per_use = true;
   bool check_bytes = true;     ///< counted = planned; only for calls that are alone
-  std::uint64_t* out_hash = nullptr;  ///< of the last use
+  std::uint64_t* out_hash = nullptr;  ///< of the last use, its gradients included
 };
 
 /// plan, dispatch, experts, combine; everything is checked against the oracle. Free window memory
@@ -121,7 +135,7 @@ struct LayerRun {
 Task run_layer(RankContext& context, Exchange& exchange, const Layer& layer, LayerRun run);
 /// The same from dispatch on, on a plan that exists.
 Task use_plan(RankContext& context, Exchange& exchange, const Plan& plan, RankLayer& memory,
-              OutputPlace place);
+              LayerRun run);
 
 /// Fixture of a case.
 class Conformance : public ::testing::TestWithParam<Point> {

@@ -86,9 +86,15 @@ std::vector<BadFragment> bad_fragments() {
          h.call.ordinal = 1;
          h.call.after_failure = true;
        }},
-      {"a fragment of dispatch_backward",
+      {"a fragment of plan",
+       [](Header& h) {
+         h.call.kind = wire::OpKind::plan;
+         h.call.after_failure = true;
+       }},
+      {"fragment 0 of use 0 of plan 0 came out of turn",  // no numbers travel with it
        [](Header& h) {
          h.call.kind = wire::OpKind::dispatch_backward;
+         h.stream = wire::Stream::values;
          h.call.after_failure = true;
        }},
       {"has 1 rows in 128 bytes; the plan says 2 rows in 128 bytes",

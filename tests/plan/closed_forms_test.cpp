@@ -35,7 +35,7 @@ RowsPerToken measure(int num_nodes, Strategy strategy, UniformRouting shape) {
   }
   RowsPerToken rows;
   for (const auto& plan : plan::make_all_plans({topology, experts, strategy, 64}, routing)) {
-    const plan::RankTraffic total = plan::traffic(plan, topology, {}, {});
+    const plan::RankTraffic total = plan::traffic(plan, topology, {});
     rows.out += static_cast<double>(total.rows_out);
     rows.back += static_cast<double>(total.rows_back);
   }

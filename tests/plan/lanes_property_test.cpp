@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "plan/weight_places.hpp"
 #include "planned.hpp"
 
 namespace ferry::test {
@@ -34,6 +35,13 @@ void check_ranges(const plan::Lane& lane, std::uint64_t num_tokens, std::uint64_
 void check_source_end(const plan::Lane& lane, const std::vector<OracleItem>& items, bool weights) {
   ASSERT_EQ(lane.tokens.size(), items.size());
   ASSERT_TRUE(lane.targets.empty());
+  // How many targets there are is known; gather's lane of all tokens goes out only.
+  if (!lane.target_begin.empty()) {
+    ASSERT_EQ(lane.target_begin.size(), items.size() + 1);
+    for (std::size_t at = 0; at < items.size(); ++at) {
+      ASSERT_EQ(lane.target_begin[at + 1] - lane.target_begin[at], items[at].targets.size());
+    }
+  }
   ASSERT_EQ(lane.weights.size(), weights ? items.size() : 0);
   for (std::size_t at = 0; at < items.size(); ++at) {
     ASSERT_EQ(lane.tokens[at], static_cast<std::uint32_t>(items[at].token));
@@ -100,6 +108,10 @@ void check_pair(const Planned& planned, int source, int landing) {
   }
   ASSERT_EQ(out->dispatch.range_begin, in->dispatch.range_begin);
   ASSERT_EQ(out->back().range_begin, in->back().range_begin);
+  ASSERT_EQ(out->values.range_begin, in->values.range_begin);
+  ASSERT_EQ(out->values.peer, landing);
+  ASSERT_EQ(in->values.peer, source);
+  ASSERT_EQ(out->values.range_begin.back(), in->back().targets.size());
   ASSERT_EQ(out->back().peer, landing);
   ASSERT_EQ(in->back().peer, source);
 }
@@ -121,6 +133,54 @@ TEST(PlanProperty, both_ends_of_every_lane_hold_the_items_of_the_oracle) {
       ASSERT_TRUE(std::is_sorted(
           plan.landing.begin(), plan.landing.end(),
           [](const auto& a, const auto& b) { return a.dispatch.peer < b.dispatch.peer; }));
+    }
+  });
+}
+
+/// (token, expert) of every number that comes home to a rank, in the order of its list.
+std::vector<std::pair<int, int>> numbers_of(const Planned& planned, const plan::RankPlan& plan) {
+  std::vector<std::pair<int, int>> numbers;
+  for (int token = 0; token < static_cast<int>(plan.num_tokens); ++token) {
+    const auto found = planned.oracle.home.find({plan.rank, token});
+    if (found == planned.oracle.home.end()) continue;
+    for (const OracleTarget& target : found->second) numbers.emplace_back(token, target.expert);
+  }
+  for (const plan::LanePair& pair : plan.outgoing) {
+    const auto back = planned.oracle.back.find({plan.rank, pair.dispatch.peer});
+    if (back == planned.oracle.back.end()) continue;
+    for (const OracleItem& item : back->second) {
+      for (const OracleTarget& target : item.targets) {
+        numbers.emplace_back(item.token, target.expert);
+      }
+    }
+  }
+  return numbers;
+}
+
+TEST(PlanProperty, gradients_of_weights_find_their_slots) {
+  for_each_world([](const Planned& planned) {
+    const std::vector<Routing> routing = planned.world.routing();
+    for (const plan::RankPlan& plan : planned.plans) {
+      const Routing& own = routing[static_cast<std::size_t>(plan.rank)];
+      std::vector<std::int32_t> experts;
+      for (std::int64_t token = 0; token < own.num_tokens; ++token) {
+        for (int slot = 0; slot < own.num_topk; ++slot) {
+          experts.push_back(static_cast<std::int32_t>(own.expert(token, slot)));
+        }
+      }
+      const std::vector<std::int64_t> places = plan::weight_places(
+          {experts, own.num_topk}, {planned.topology, planned.experts}, plan);
+      const std::vector<std::pair<int, int>> numbers = numbers_of(planned, plan);
+      ASSERT_EQ(plan::value_begins(plan, 1).back(), static_cast<std::int64_t>(numbers.size()));
+      ASSERT_EQ(places.size(), experts.size());
+      for (std::size_t at = 0; at < places.size(); ++at) {
+        if (experts[at] < 0) {
+          ASSERT_EQ(places[at], -1);
+          continue;
+        }
+        const std::pair<int, int> wanted{static_cast<int>(at) / own.num_topk, experts[at]};
+        ASSERT_EQ(numbers[static_cast<std::size_t>(places[at])], wanted) << "rank " << plan.rank;
+      }
     }
   });
 }

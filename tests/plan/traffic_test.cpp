@@ -62,14 +62,21 @@ TEST(Traffic, counts_what_the_rank_itself_sends) {
   RankPlan plan;
   plan.rank = 0;
   plan.rows_to = {5, 6, 7};
-  plan.outgoing.push_back({lane_of({0, 3}), {}});
-  plan.landing.push_back({lane_of({0, 9}), {lane_of({0, 2})}});  // 9 arrived, 2 go back
-  const RankTraffic total = traffic(plan, topology, {.row_bytes = 10, .header_bytes = 1},
-                                    {.row_bytes = 20, .header_bytes = 1, .rows_per_fragment = 8});
+  plan.outgoing.push_back({lane_of({0, 3}), {}, {}});
+  // 9 arrived, 2 go back, with 5 numbers.
+  plan.landing.push_back({lane_of({0, 9}), {lane_of({0, 2})}, lane_of({0, 5})});
+  const RankTraffic total =
+      traffic(plan, topology,
+              {.out = {.row_bytes = 10, .header_bytes = 1},
+               .back = {.row_bytes = 20, .header_bytes = 1, .rows_per_fragment = 8},
+               .grad_out = {.row_bytes = 11, .header_bytes = 1, .rows_per_fragment = 2},
+               .values = {.row_bytes = 4, .header_bytes = 1, .rows_per_fragment = 4}});
   EXPECT_EQ(total.rows_out, 3U);
   EXPECT_EQ(total.bytes_out, 33U);
   EXPECT_EQ(total.rows_back, 2U);
   EXPECT_EQ(total.bytes_back, 41U);
+  EXPECT_EQ(total.bytes_grad_out, 35U);
+  EXPECT_EQ(total.bytes_values, 22U);
   EXPECT_EQ(total.inter_socket_rows, 7U);
 }
 

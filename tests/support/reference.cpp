@@ -114,6 +114,17 @@ Reference::Values Reference::row_output(std::span<const Term> terms, int home,
   return *y;
 }
 
+void Reference::output(int rank, const RowOrigin& origin, std::span<float> values) const {
+  std::fill(values.begin(), values.end(), 0.0F);
+  if (origin.is_alignment()) return;
+  std::vector<Term> named = terms(origin.source, origin.token, rank);
+  if (origin.expert >= 0) {
+    std::erase_if(named, [&](const Term& term) { return term.expert != origin.expert; });
+  }
+  const Values y = row_output(named, origin.source, origin.token);
+  std::copy(y.begin(), y.end(), values.begin());
+}
+
 // The term of one expert in the sum. With flat, y itself has crossed.
 Reference::Values Reference::term_at_home(const Term& term, int home, std::int64_t token) const {
   Values y = row_output(std::span(&term, 1), home, token);

@@ -74,6 +74,8 @@ class Reference {
   std::vector<RowOrigin> rows_of(int rank) const;
   /// Values of one of those rows as they arrive; 0 in an alignment row.
   void row(int rank, const RowOrigin& origin, std::span<float> values) const;
+  /// What the caller hands to combine for one of those rows; 0 for an alignment row.
+  void output(int rank, const RowOrigin& origin, std::span<float> values) const;
   /// Extra bytes of one of those rows; 0 in an alignment row.
   void extra(const RowOrigin& origin, std::span<std::byte> bytes) const;
   /// The experts of `rank` that a token names, slots ascending; of all ranks with rank -1.

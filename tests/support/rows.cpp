@@ -72,14 +72,6 @@ void load_values(DType dtype, const std::byte* row, std::span<float> values) {
   }
 }
 
-void store_values(std::span<const float> values, Matrix target, std::int64_t index) {
-  const auto size = element_bytes(target.dtype);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::uint32_t bits = to_bits(target.dtype, values[i]);
-    std::memcpy(target.row(index) + i * size, &bits, size);
-  }
-}
-
 }  // namespace
 
 void fill_row(const RowKey& key, Matrix x) {
@@ -110,6 +102,14 @@ void fill_row(const RowKey& key, Matrix x) {
 
 void fill_rows(std::uint64_t seed, int rank, Matrix x) {
   for (std::int64_t token = 0; token < x.rows; ++token) fill_row({seed, rank, token}, x);
+}
+
+void store_values(std::span<const float> values, Matrix target, std::int64_t index) {
+  const auto size = element_bytes(target.dtype);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::uint32_t bits = to_bits(target.dtype, values[i]);
+    std::memcpy(target.row(index) + i * size, &bits, size);
+  }
 }
 
 void fill_row_with(float value, Matrix x, std::int64_t index) {

@@ -29,6 +29,8 @@ void fill_row(const RowKey& key, Matrix x);
 void fill_rows(std::uint64_t seed, int rank, Matrix x);
 /// Writes one value into every column of row `index`.
 void fill_row_with(float value, Matrix x, std::int64_t index);
+/// Writes values into row `index`, rounded to its dtype.
+void store_values(std::span<const float> values, Matrix target, std::int64_t index);
 /// Byte `index` of the extra bytes of a token.
 std::byte extra_byte(const RowKey& key, std::int64_t index);
 /// Writes the extra bytes of a rank's tokens, `extra_bytes` each, one token after the other.

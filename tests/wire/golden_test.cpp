@@ -52,7 +52,7 @@ TEST(Golden, GrantMessage) {
                                               "02 00 00 00"              // generation
                                               "09 00 00 00 0a 00 00 00"  // exchange, plan
                                               "0b 00 00 00 0c 00 00 00"  // ordinal, fragments
-                                              "04 00 00 00"              // kind, reserved
+                                              "04 00 00 00"              // kind, stream; reserved
                                               "2e 07 fc 4e"));           // crc
 }
 

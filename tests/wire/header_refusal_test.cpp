@@ -108,12 +108,12 @@ TYPED_TEST(EveryHeader, TextsNameFieldValueAndExpectation) {
 
 TEST(HeaderRefusal, FieldsOfFragments) {
   using Header = FragmentHeader;
-  EXPECT_EQ(refusal_with<Header>(32, 6), "fragment header: kind is 6; expected 0..5");
-  EXPECT_EQ(refusal_with<Header>(34, 255), "fragment header: grant_kind is 255; expected 0..5");
+  EXPECT_EQ(refusal_with<Header>(32, 8), "fragment header: kind is 8; expected 0..7");
+  EXPECT_EQ(refusal_with<Header>(34, 255), "fragment header: grant_kind is 255; expected 0..7");
   EXPECT_EQ(refusal_with<Header>(33, 2),
             "fragment header: call_flags is 0x02; expected only bits of 0x01");
   EXPECT_EQ(refusal_with<Header>(35, 0x81),
-            "fragment header: flags is 0x81; expected only bits of 0x01");
+            "fragment header: flags is 0x81; expected only bits of 0x07");
   EXPECT_EQ(refusal_with<Header>(35, 0),
             "fragment header: payload_crc without its flag is 3735928559; expected 0");
   EXPECT_EQ(refusal<Header>({}), "fragment header: size is 0 bytes; expected 72");
@@ -121,7 +121,7 @@ TEST(HeaderRefusal, FieldsOfFragments) {
 
 TEST(HeaderRefusal, FieldsOfMetadata) {
   using Header = MetadataHeader;
-  EXPECT_EQ(refusal_with<Header>(32, 6), "metadata header: kind is 6; expected 0..5");
+  EXPECT_EQ(refusal_with<Header>(32, 8), "metadata header: kind is 8; expected 0..7");
   EXPECT_EQ(refusal_with<Header>(34, 4),
             "metadata header: flags is 0x04; expected only bits of 0x03");
   EXPECT_EQ(refusal_with<Header>(35, 2), "metadata header: layout is 2; expected 0..1");
@@ -134,12 +134,13 @@ TEST(HeaderRefusal, FieldsOfMetadata) {
 }
 
 TEST(HeaderRefusal, FieldsOfControlMessages) {
-  EXPECT_EQ(refusal_with<GrantMessage>(28, 6), "grant message: kind is 6; expected 0..5");
-  for (const std::size_t at : {29, 30, 31}) {
+  EXPECT_EQ(refusal_with<GrantMessage>(28, 8), "grant message: kind is 8; expected 0..7");
+  EXPECT_EQ(refusal_with<GrantMessage>(29, 2), "grant message: stream is 2; expected 0..1");
+  for (const std::size_t at : {30, 31}) {
     EXPECT_NE(refusal_with<GrantMessage>(at, 1).find("grant message: reserved is "),
               std::string::npos);
   }
-  EXPECT_EQ(refusal_with<PoisonMessage>(32, 6), "poison message: kind is 6; expected 0..5");
+  EXPECT_EQ(refusal_with<PoisonMessage>(32, 8), "poison message: kind is 8; expected 0..7");
   EXPECT_EQ(refusal_with<PoisonMessage>(34, 11), "poison message: code is 11; expected 0..10");
   EXPECT_EQ(refusal_with<PoisonMessage>(36, 7),
             "poison message: text_bytes is 7; expected 6, from the size of the message");

@@ -39,14 +39,15 @@ TEST(Headers, RandomValuesComeBack) {
   SCOPED_TRACE(::testing::Message() << "seed " << kHeadersSeed);
   std::mt19937_64 rng(kHeadersSeed);
   const auto u32 = [&] { return static_cast<std::uint32_t>(rng()); };
-  const auto kind = [&] { return static_cast<OpKind>(rng() % 6); };
+  const auto kind = [&] { return static_cast<OpKind>(rng() % 8); };
   const auto dtype = [&] { return static_cast<DType>(rng() % 3); };
   for (int i = 0; i < 1000; ++i) {
     const CallId call{u32(), u32(), rng(), u32(), u32(), kind(), rng() % 2 == 0};
-    const Grant grant{u32(), u32(), u32(), u32(), kind()};
+    const auto stream = [&] { return static_cast<Stream>(rng() % 2); };
+    const Grant grant{u32(), u32(), u32(), u32(), kind(), stream()};
     const bool has_crc = rng() % 2 == 0;
     expect_round_trip(
-        FragmentHeader{call, u32(), u32(), u32(), has_crc ? u32() : 0, has_crc, grant});
+        FragmentHeader{call, stream(), u32(), u32(), u32(), has_crc ? u32() : 0, has_crc, grant});
     const SharedOptions options{rng(),
                                 rng(),
                                 rng(),
@@ -84,7 +85,8 @@ TEST(Headers, PayloadCrcTravelsOnlyWithItsFlag) {
 
 TEST(Headers, EnumsEndWhereTheDecodersThink) {
   EXPECT_EQ(to_string(OpKind::gather), "gather");
-  EXPECT_EQ(to_string(OpKind{6}), "unknown");
+  EXPECT_EQ(to_string(kLastOpKind), "dispatch_backward with grad_weights");
+  EXPECT_EQ(to_string(OpKind{8}), "unknown");
   EXPECT_EQ(to_string(DType{3}), "unknown");
   EXPECT_EQ(to_string(static_cast<ErrorCode>(11)), "unknown");
 }

@@ -105,7 +105,7 @@ StrategyEstimate Estimator::estimate(Strategy strategy) const {
 Estimator::RankBytes Estimator::bytes_of(const plan::RankPlan& plan) const {
   RankBytes rank;
   const plan::RankTraffic sent =
-      plan::traffic(plan, scenario_.topology, dispatch_framing_, combine_framing_);
+      plan::traffic(plan, scenario_.topology, {dispatch_framing_, combine_framing_});
   rank.of[kInterDispatch] = {sent.rows_out, sent.bytes_out, 0};
   rank.of[kInterCombine] = {sent.rows_back, sent.bytes_back, 0};
   // Traffic is what a rank sends; both ends hold the same lane, so what it receives is there, too.

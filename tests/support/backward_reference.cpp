@@ -1,0 +1,90 @@
+// The oracle of the way back: see backward_reference.hpp.
+
+#include "support/backward_reference.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "support/numbers.hpp"
+#include "support/rows.hpp"
+
+namespace ferry::support {
+namespace {
+
+std::vector<Routing> routing_of(const Reference& forward) {
+  std::vector<Routing> routing;
+  for (int rank = 0; rank < forward.group().topology.num_ranks(); ++rank) {
+    routing.push_back(forward.routing(rank));
+  }
+  return routing;
+}
+
+// Rows that come home from experts, unweighted; they have not crossed on the way out.
+Group unweighted(Group group) {
+  group.weights = WeightMode::none;
+  group.wire_dispatch = group.dtype;
+  return group;
+}
+
+// 16 sums, column c to sum c mod 16, then halves onto halves.
+float dot(std::span<const float> a, std::span<const float> b) {
+  float sums[16] = {};
+  for (std::size_t c = 0; c < a.size(); ++c) {
+    const float product = a[c] * b[c];
+    sums[c % 16] += product;
+  }
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
+}  // namespace
+
+BackwardReference::BackwardReference(Reference forward, std::uint64_t seed)
+    : forward_(std::move(forward)),
+      seed_(seed),
+      grad_out_(forward_.group(), hashed_model(seed, forward_.group().dtype), routing_of(forward_)),
+      grad_rows_(unweighted(forward_.group()), hashed_model(seed + 1, forward_.group().dtype),
+                 routing_of(forward_)) {}
+
+void BackwardReference::grad_y(int rank, const RowOrigin& origin, std::span<float> values) const {
+  grad_out_.row(rank, origin, values);
+  if (forward_.group().weights != WeightMode::at_combine || origin.is_alignment()) return;
+  for (const Term& term : forward_.terms(origin.source, origin.token, rank)) {
+    if (term.expert != origin.expert) continue;
+    for (float& value : values) value *= term.weight;
+  }
+  round_values(forward_.group().dtype, values);
+}
+
+float BackwardReference::grad_weight(int home, std::int64_t token, int slot) const {
+  const auto expert = static_cast<int>(forward_.routing(home).expert(token, slot));
+  if (expert < 0) return 0;
+  if (forward_.group().weights == WeightMode::at_expert) {
+    return grad_row_weight(home, token, expert);
+  }
+  const int rank = forward_.group().placement.rank_of(expert);
+  std::vector<float> gradient(static_cast<std::size_t>(forward_.group().hidden));
+  std::vector<float> y(gradient.size());
+  grad_out_.row(rank, {expert, home, token}, gradient);
+  forward_.output(rank, {expert, home, token}, y);
+  return dot(gradient, y);
+}
+
+void BackwardReference::grad_row(int rank, const RowOrigin& origin, std::span<float> values) const {
+  grad_rows_.output(rank, origin, values);
+}
+
+float BackwardReference::grad_row_weight(int source, std::int64_t token, int expert) const {
+  float value = 0;
+  const auto key = seed_ + 2 + static_cast<std::uint64_t>(expert);
+  row_values({key, source, token}, DType::f32, std::span(&value, 1));
+  return value;
+}
+
+void BackwardReference::grad_x(int home, std::int64_t token, std::span<float> values) const {
+  grad_rows_.out(home, token, values);
+}
+
+}  // namespace ferry::support
