@@ -26,6 +26,10 @@ def _f32_to_bf16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
+def _as_numpy(value: Any) -> tuple[npt.NDArray[Any], str, bool]:
+    return _ferry.as_numpy(np.asarray(value) if isinstance(value, np.generic) else value)
+
+
 class Group:
     """One rank of a group of ranks that exchange with each other.
 
@@ -98,7 +102,7 @@ class Group:
         """
         if isinstance(value, (bytes, bytearray, memoryview)):
             return self._core.start_all_gather(value).wait()
-        array, dtype, is_numpy = _ferry.as_numpy(value)
+        array, dtype, is_numpy = _as_numpy(value)
         head = f"{dtype} {' '.join(map(str, array.shape))}".encode().ljust(128)
         if len(head) > 128 or array.dtype.hasobject:
             raise InvalidArgumentError(
@@ -128,7 +132,7 @@ class Group:
         """
         if op not in ("sum", "max"):
             raise InvalidArgumentError(f"all_reduce: op = {op!r}; allowed: 'sum', 'max'")
-        own, found, is_numpy = _ferry.as_numpy(array)
+        own, found, is_numpy = _as_numpy(array)
         as_bf16 = found == "bf16" or dtype == "bf16"
         parts = self.all_gather(own)
         for rank, part in enumerate(parts):

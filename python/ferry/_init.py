@@ -66,10 +66,7 @@ def _module_of(mpi: Any) -> str:
 
 
 def _attach(comm: Any, options: tuple[Any, ...]) -> _ferry.GroupCore:
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        MPI = None
+    MPI: Any = sys.modules.get("mpi4py.MPI")  # whoever has a communicator has imported it
     if MPI is None or not isinstance(comm, MPI.Comm):
         raise InvalidArgumentError(
             f"init: comm is a {type(comm).__name__}; allowed: a communicator of mpi4py, or None; "

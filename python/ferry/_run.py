@@ -123,11 +123,11 @@ def run(fn: Callable[..., _T], nodes: int = 1, ranks_per_node: int = 1, *,
         _interrupt(job, threads, error)
         raise
     if job.failure is not None:
-        rank, error = job.failure
-        _note(error, rank, shape.num_ranks)
+        rank, first = job.failure
+        _note(first, rank, shape.num_ranks)
         try:
-            raise error
+            raise first
         finally:
             job.failure = None
-            del error  # it holds this frame
+            del first  # it holds this frame
     return list(job.results)

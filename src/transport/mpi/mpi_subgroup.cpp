@@ -1,7 +1,8 @@
-// How the ranks of a sub-group meet; see mpi_subgroup.hpp. The first rank of the list tells each
-// other one that it is here, hears the same from each, and then tells all of them to go on or to
-// give up. Whoever waits for that has more patience than the first rank, so that nobody is left
-// alone in MPI_Comm_create_group.
+// How the ranks of a sub-group meet; see mpi_subgroup.hpp. The first rank of the list calls each
+// other one, hears from each that it is here for this very call, and then tells all of them to go
+// on, or that it has given up. What a meeting that failed leaves behind carries another number, and
+// is passed over. Whoever has answered a call has more patience than the first rank, so that nobody
+// is left alone in MPI_Comm_create_group.
 
 #include "transport/mpi/mpi_subgroup.hpp"
 
@@ -21,17 +22,19 @@ namespace ferry::detail {
 
 namespace {
 
-constexpr int kHereTag = SubgroupComms::kFirstTag;
-constexpr int kVerdictTag = SubgroupComms::kFirstTag + 1;
+constexpr int kLeaderTag = SubgroupComms::kFirstTag;
+constexpr int kHereTag = SubgroupComms::kFirstTag + 1;
 constexpr int kCreateTag = SubgroupComms::kFirstTag + 2;
 constexpr double kPatience = 1.25;  // of those who wait for the verdict
 constexpr double kLeastPatience_s = 5;
 
-/// One message of a meeting. Open MPI and MPICH send so few bytes at once.
+enum class Say : std::uint64_t { call = 1, here = 2, go_on = 3, give_up = 4 };
+
+/// One message of a meeting.
 struct Word {
-  std::uint64_t list = 0;  ///< hash of the ranks
-  std::uint64_t number = 0;
-  std::uint64_t value = 0;  ///< of a verdict: 1 = go on
+  std::uint64_t list = 0;    ///< hash of the ranks
+  std::uint64_t number = 0;  ///< of the leader's calls
+  Say say = Say::call;
 };
 
 struct Letter {
@@ -58,40 +61,53 @@ class Meeting {
 
  private:
   void lead(double deadline_s) {
-    for (const int rank : others()) send(rank, kHereTag, 1);
+    for (const int rank : others()) send(rank, kLeaderTag, {list_, number_, Say::call});
     const double end_s = base::now_s() + deadline_s;
     std::optional<Error> refusal;
-    for (const int rank : others()) {
-      try {
-        receive(rank, kHereTag, end_s, deadline_s);
-      } catch (const Error& error) {
-        refusal = error;
-        break;
+    try {
+      for (const int rank : others()) {
+        while (true) {
+          const Word word = receive(rank, kHereTag, end_s, deadline_s);
+          if (word.list == list_ && word.number == number_) break;
+        }
       }
+    } catch (const Error& error) {
+      refusal = error;
     }
-    for (const int rank : others()) send(rank, kVerdictTag, refusal ? 0 : 1);
+    const Say verdict = refusal ? Say::give_up : Say::go_on;
+    for (const int rank : others()) send(rank, kLeaderTag, {list_, number_, verdict});
     if (refusal) throw Error(*refusal);
   }
 
   void follow(double deadline_s) {
     const int leader = ranks_.front();
-    send(leader, kHereTag, 1);
-    receive(leader, kHereTag, base::now_s() + deadline_s, deadline_s);
-    const double patience_s = deadline_s * kPatience + kLeastPatience_s;
-    const Word verdict = receive(leader, kVerdictTag, base::now_s() + patience_s, patience_s);
-    if (verdict.value == 1) return;
-    throw Error(ErrorCode::timeout,
-                fmt::format("subgroup: rank {} gave up on a rank that did not come; fix: call it "
-                            "on every rank of the list",
-                            leader));
+    const double own_end_s = base::now_s() + deadline_s;
+    double end_s = own_end_s;
+    std::optional<std::uint64_t> answered;
+    while (true) {
+      const Word word = receive(leader, kLeaderTag, end_s, deadline_s);
+      another_list_ = word.list != list_;
+      if (another_list_) continue;
+      switch (word.say) {
+        case Say::call:
+          answered = word.number;
+          send(leader, kHereTag, {list_, word.number, Say::here});
+          end_s = base::now_s() + deadline_s * kPatience + kLeastPatience_s;
+          break;
+        case Say::go_on:
+          if (answered == word.number) return;
+          break;
+        case Say::give_up: end_s = own_end_s; break;  // it may call again
+        case Say::here: break;
+      }
+    }
   }
 
   std::vector<int> others() const { return {ranks_.begin() + 1, ranks_.end()}; }
 
   // Nobody waits for a send: its memory is kept until it is done, which may be never.
-  void send(int target, int tag, std::uint64_t value) {
-    const auto letter = std::make_shared<Letter>();
-    letter->word = {.list = list_, .number = number_, .value = value};
+  void send(int target, int tag, const Word& word) {
+    const auto letter = std::make_shared<Letter>(Letter{.word = word});
     check_mpi(
         MPI_Isend(&letter->word, sizeof(Word), MPI_BYTE, target, tag, comm_, &letter->request),
         "MPI_Isend");
@@ -100,19 +116,13 @@ class Meeting {
     if (done == 0) base::keep_forever(letter);
   }
 
-  /// The word of this meeting. Others are passed over: a meeting that failed left them behind, or
-  /// the ranks disagree, which shows when no right one comes.
   Word receive(int source, int tag, double end_s, double waited_s) {
-    another_list_ = false;
-    while (true) {
-      const auto letter = std::make_shared<Letter>();
-      check_mpi(
-          MPI_Irecv(&letter->word, sizeof(Word), MPI_BYTE, source, tag, comm_, &letter->request),
-          "MPI_Irecv");
-      wait_for_letter(letter, source, end_s, waited_s);
-      if (letter->word.list == list_ && letter->word.number == number_) return letter->word;
-      another_list_ = letter->word.list != list_;
-    }
+    const auto letter = std::make_shared<Letter>();
+    check_mpi(
+        MPI_Irecv(&letter->word, sizeof(Word), MPI_BYTE, source, tag, comm_, &letter->request),
+        "MPI_Irecv");
+    wait_for_letter(letter, source, end_s, waited_s);
+    return letter->word;
   }
 
   void wait_for_letter(const std::shared_ptr<Letter>& letter, int source, double end_s,
@@ -155,28 +165,27 @@ class Meeting {
   std::uint64_t number_;
   const std::function<void()>& look_;
   std::uint64_t list_ = 0;
-  bool another_list_ = false;  ///< the last word of whoever is waited for was of another list
+  bool another_list_ = false;  ///< the last word of the leader was of another list
 };
 
 }  // namespace
 
 MPI_Comm SubgroupComms::of(const std::vector<int>& ranks, const CommPair& whole, double deadline_s,
                            const std::function<void()>& look) {
-  Entry& entry = known_[ranks];
-  // Each time: what follows on a known communicator is collective, too, and cannot be taken back.
-  Meeting(ranks, whole, entry.num_calls++, look).run(deadline_s);
-  if (entry.comm != MPI_COMM_NULL) return entry.comm;
+  Meeting(ranks, whole, num_calls_++, look).run(deadline_s);
+  if (const auto known = known_.find(ranks); known != known_.end()) return known->second;
   MPI_Group all = MPI_GROUP_NULL;
   MPI_Group some = MPI_GROUP_NULL;
+  MPI_Comm made = MPI_COMM_NULL;
   check_mpi(MPI_Comm_group(whole.payload, &all), "MPI_Comm_group");
   check_mpi(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some),
             "MPI_Group_incl");
-  check_mpi(MPI_Comm_create_group(whole.payload, some, kCreateTag, &entry.comm),
-            "MPI_Comm_create_group");
+  check_mpi(MPI_Comm_create_group(whole.payload, some, kCreateTag, &made), "MPI_Comm_create_group");
   MPI_Group_free(&some);
   MPI_Group_free(&all);
-  check_mpi(MPI_Comm_set_errhandler(entry.comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  return entry.comm;
+  check_mpi(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  known_.emplace(ranks, made);
+  return made;
 }
 
 }  // namespace ferry::detail

@@ -13,7 +13,8 @@
 
 namespace ferry::detail {
 
-/// Made once for each list of ranks, and kept: communicators are scarce.
+/// Made once for each list of ranks, and kept: communicators are scarce. The ranks meet each time,
+/// because what follows is collective, too, and cannot be taken back.
 class SubgroupComms {
  public:
   /// Where the ranks meet: tags that no use of a pair has, see CommPairs::take.
@@ -26,11 +27,8 @@ class SubgroupComms {
               const std::function<void()>& look);
 
  private:
-  struct Entry {
-    MPI_Comm comm = MPI_COMM_NULL;
-    std::uint64_t num_calls = 0;  ///< those that failed left messages behind
-  };
-  std::map<std::vector<int>, Entry> known_;
+  std::map<std::vector<int>, MPI_Comm> known_;
+  std::uint64_t num_calls_ = 0;
 };
 
 }  // namespace ferry::detail
