@@ -11,7 +11,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 BUILD_PACKAGES=(g++ cmake ninja-build libfmt-dev libhwy-dev libhwloc-dev libisal-dev libcli11-dev
   nlohmann-json3-dev)
 TEST_PACKAGES=("${BUILD_PACKAGES[@]}" libgtest-dev clang pkgconf python3
-  iproute2 openmpi-bin libopenmpi-dev mpich libmpich-dev)
+  iproute2 openmpi-bin libopenmpi-dev mpich libmpich-dev
+  pybind11-dev python3-dev python3-numpy python3-pytest python3-mpi4py python3-torch python3-pip
+  python3-venv python3-setuptools python3-wheel mypy)
 BUILD_JOBS="$(nproc)"
 ASSUME_YES=0 # set by --yes
 LAUNCH=()    # put before a build or a test run, for example to change its address space

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "ferry/error.hpp"
 #include "ferry/matrix.hpp"
 #include "ferry/options.hpp"
 #include "ferry/pending.hpp"
@@ -46,6 +47,8 @@ class Plan {
  public:
   /// Rows of this rank's window, alignment rows included.
   std::int64_t num_rows() const;
+  /// Tokens of this rank's routing: rows of x and out.
+  std::int64_t num_tokens() const;
   /// Rows that each local expert works on, in ascending expert id.
   std::span<const std::int64_t> expert_counts() const;
   /// First row of each local expert, with num_rows at the end; empty with token_major.
@@ -71,7 +74,7 @@ class Plan {
 };
 
 /// Rows in this rank's window, in the order of the layout. Owns the window slot: the
-/// rows stay as they are until the handle goes. Must go before its transport.
+/// rows stay as they are until the handle goes, on any thread, also after the transport.
 class WindowRows {
  public:
   /// [num_rows, hidden]; rows start at 64-byte boundaries.
@@ -248,6 +251,11 @@ class Exchange {
                          const DispatchBackwardOutput& output);
   Pending<void> start_dispatch_backward(const Plan& plan, const DispatchBackwardInput& input,
                                         const DispatchBackwardOutput& output);
+
+  /// Refuses the next call that is started here: it fails with `error` on every rank, as it does
+  /// where Ferry refuses its arguments. For bindings, whose callers can pass what no argument type
+  /// here can hold.
+  void refuse_next(const Error& error);
 
   const Placement& placement() const;
   const RowShape& shape() const;

@@ -3,10 +3,16 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <string>
 
 #include "ferry/topology.hpp"
 #include "ferry/transport.hpp"
+
+namespace ferry::detail {
+struct ThreadsWorld;
+}
 
 namespace ferry::threads {
 
@@ -27,5 +33,27 @@ struct Options {
 /// Errors: the first exception of any rank is thrown again here after every rank has ended; the
 ///         others are freed from their waits with peer_failed and that rank's text.
 void run(const Options& options, const std::function<void(Transport&)>& body);
+
+/// The ranks of run() for a host that makes its threads itself, such as an interpreter.
+class World {
+ public:
+  /// Errors: invalid_argument (options)
+  explicit World(const Options& options);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World();
+
+  const Topology& topology() const;
+  /// The transport of a rank, for the thread that calls it. It may outlive the world.
+  /// Errors: invalid_argument: no such rank, or one that was taken before
+  std::unique_ptr<Transport> join(int rank);
+  /// Ends the job: every wait of every rank, in sub-groups too, fails with peer_failed and the
+  /// first such text. Any thread may call it.
+  void abort(const std::string& text);
+
+ private:
+  // Shared with the transports, which may be the last to go.
+  std::shared_ptr<detail::ThreadsWorld> world_;
+};
 
 }  // namespace ferry::threads

@@ -6,12 +6,14 @@
 //   1. No call but wait_until blocks; a call that cannot finish now says so and is asked again.
 //   2. Payload messages of one (source, target) pair arrive in the order they were sent, and so do
 //      metadata and control messages; nothing is promised between the two kinds.
-//   3. A region lives until its owner retires it; only ranks of the owner's node can map it.
+//   3. A region lives until its owner retires it, and its memory in the owner's process as long as
+//      somebody holds it; only ranks of the owner's node can map it.
 //   4. Payload memory is touched only inside the kernel calls below.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -119,6 +121,10 @@ class Transport {
   virtual std::byte* map_region(int owner, std::uint64_t key) = 0;
   /// Gives a region of this rank back. Requires: no rank touches it any more.
   virtual void retire_region(std::uint64_t key) = 0;
+  /// Keeps the memory of a region of this rank mapped here while the result lives, also when the
+  /// region was retired or the transport is gone. May be dropped on any thread.
+  /// Errors: invalid_argument when there is no such region.
+  virtual std::shared_ptr<const void> hold_region(std::uint64_t key) = 0;
 
   // Flags (in node memory) ------------------------------------------------------------------------
   /// Publishes `value`, and before it every earlier write of this rank, streaming stores included.
@@ -155,6 +161,17 @@ class Transport {
   virtual double now_s() const;
   /// Polls until done or until a limit of the waiter passes; yields the core in between.
   virtual WaitOutcome wait_until(Waiter& waiter);
+  /// Asks `check` about twenty times a second while a wait finds nothing to do; what it throws ends
+  /// the wait. For hosts whose signals are seen only when they are asked for. Null = nothing.
+  void set_wait_check(std::function<void()> check) { wait_check_ = std::move(check); }
+
+  // Sub-groups ------------------------------------------------------------------------------------
+  /// The transport of this rank in a group of some of the ranks: `ranks[i]` is its rank i, on the
+  /// nodes that they have here. Collective over `ranks` alone; several groups may overlap.
+  /// Requires: their ranks make the same groups in the same order; goes before this transport
+  /// Errors:   invalid_argument (no rank of this group, twice the same, or this one is not in it),
+  ///           timeout (a rank did not come), peer_failed, unsupported (the transport has none)
+  std::unique_ptr<Transport> subgroup(const std::vector<int>& ranks, double deadline_s = 300);
 
   // Failure ---------------------------------------------------------------------------------------
   /// Ends the job of all ranks: every wait on every rank fails with `text`.
@@ -182,6 +199,9 @@ class Transport {
 
   virtual std::uint64_t start_send(int target, MessageKind kind,
                                    std::span<const std::byte> bytes) = 0;
+  /// subgroup(), once its arguments are checked; `topology` is that of the new group.
+  virtual std::unique_ptr<Transport> make_subgroup(const std::vector<int>& ranks,
+                                                   const Topology& topology, double deadline_s);
   /// Called around every kernel, so that a test can open payload memory only here.
   virtual void begin_kernel() {}
   virtual void end_kernel() {}
@@ -192,6 +212,7 @@ class Transport {
   int rank_;
   Topology topology_;
   TrafficCounters counters_;
+  std::function<void()> wait_check_;
   // Shared with what was made with the transport, which may be dropped later.
   std::shared_ptr<detail::SoleUse> sole_use_;
 };

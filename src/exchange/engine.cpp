@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -108,8 +109,10 @@ void Engine::start(const std::shared_ptr<Operation>& operation,
 }
 
 void Engine::enter(const std::shared_ptr<Operation>& operation,
-                   const std::optional<Error>& refusal) {
+                   const std::optional<Error>& own_refusal) {
   ExchangeState& exchange = operation->exchange();
+  std::optional<Error> refusal = std::exchange(exchange.refusal_of_next, std::nullopt);
+  if (!refusal) refusal = own_refusal;
   drop_dead_plans(exchange);
   operation->take_place();
   const wire::CallId& call = operation->call();

@@ -104,6 +104,7 @@ using detail::Engine;
 // Plan ------------------------------------------------------------------------------------------
 
 std::int64_t Plan::num_rows() const { return state_->rows.num_rows(); }
+std::int64_t Plan::num_tokens() const { return static_cast<std::int64_t>(state_->rows.num_tokens); }
 std::span<const std::int64_t> Plan::expert_counts() const { return state_->expert_counts; }
 std::span<const std::int64_t> Plan::expert_offsets() const { return state_->expert_offsets; }
 std::span<const std::int32_t> Plan::local_experts() const { return state_->local_experts; }
@@ -363,6 +364,11 @@ Pending<void> Exchange::start_dispatch_backward(const Plan& plan,
 void Exchange::dispatch_backward(const Plan& plan, const DispatchBackwardInput& input,
                                  const DispatchBackwardOutput& output) {
   start_dispatch_backward(plan, input, output).wait();
+}
+
+void Exchange::refuse_next(const Error& error) {
+  const CallerGuard guard(state_->engine);
+  state_->refusal_of_next = error;
 }
 
 const Placement& Exchange::placement() const { return state_->placement; }

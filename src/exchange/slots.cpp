@@ -45,6 +45,7 @@ std::unique_ptr<SlotLease> SlotPool::take(std::uint64_t bytes, const std::string
     best->capacity_bytes = capacity;
     best->content = content;
     best->base = transport_.create_region(best->key, best->layout.data_offset() + capacity);
+    best->memory = transport_.hold_region(best->key);
     if (content == SlotContent::rows) {
       transport_.mark_payload(best->key, best->layout.data_offset());
     }

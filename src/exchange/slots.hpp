@@ -42,6 +42,9 @@ struct Slot {
   SlotContent content = SlotContent::rows;
   std::uint64_t key = 0;
   std::byte* base = nullptr;
+  /// Of the region, shared by the transport and this slot: rows that somebody still looks at when
+  /// the transport goes stay where they are.
+  std::shared_ptr<const void> memory;
   SlotLayout layout;
   std::uint64_t capacity_bytes = 0;  ///< of the data
   std::uint64_t turn = 0;

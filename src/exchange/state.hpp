@@ -150,6 +150,7 @@ class ExchangeState {
   bool token_major() const { return options.layout == Layout::token_major; }
 
   std::unique_ptr<NodeBoard> board;  ///< the engine takes it over when the exchange goes
+  std::optional<Error> refusal_of_next;  ///< of Exchange::refuse_next
   CallOrder order;
   Failures failures;
   /// Calls that are not over, by place.

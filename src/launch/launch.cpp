@@ -23,10 +23,6 @@ namespace {
 
 using base::environment;
 
-// How long a rank that has ended waits for the others: it may be the last to need anything.
-constexpr double kFailedLimit_s = 5;
-constexpr double kEndLimit_s = 3600;
-
 int number(std::string_view variable) {
   int value = 0;
   if (const auto text = environment(variable)) {
@@ -74,15 +70,6 @@ void check_choice(const std::string& mpi) {
               fmt::format("mpi = '{}'; allowed: auto, openmpi, mpich, off; fix: correct it", mpi));
 }
 
-void check_shape(const Launcher& launcher, const Options& options, int job_size) {
-  if (!options.topology || options.topology->num_ranks() == job_size) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("the shape {} has {} ranks, but {} started {}; fix: leave the shape to "
-                          "the launcher, or make them equal",
-                          options.topology->describe(), options.topology->num_ranks(),
-                          launcher.name, job_size));
-}
-
 void run_rank(Transport& transport, const std::function<void(Transport&)>& body) {
   try {
     body(transport);
@@ -99,15 +86,10 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body)
 
 void run_in_job(const Launcher& launcher, const Options& options,
                 const std::function<void(Transport&, detail::MpiJob*)>& body) {
-  if (options.link_bits_per_s > 0) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("link_bits_per_s = {:g} under {}: only ranks that are threads have "
-                            "links with a rate; fix: leave it out, the network has its own",
-                            options.link_bits_per_s, launcher.name));
-  }
+  check_job_options(launcher, options);
   const auto job = detail::start_job(
       launcher, {.many_threads = options.progress_thread, .deadline_s = options.deadline_s});
-  check_shape(launcher, options, job->size());
+  check_shape(launcher, options.topology, job->size());
   const auto transport = job->attach(job->size(), options.topology ? &*options.topology : nullptr);
   if (transport->rank() == 0) {
     base::log(LogLevel::info, "{} started {} ranks; {}; nodes: {}", launcher.name, job->size(),

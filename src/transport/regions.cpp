@@ -85,18 +85,25 @@ Pages::~Pages() {
 }
 
 std::byte* RegionTable::create(int owner, std::uint64_t key, std::uint64_t bytes) {
-  Pages pages(bytes);
+  auto pages = std::make_shared<const Pages>(bytes);
   const std::lock_guard lock(mutex_);
   const auto [place, fresh] = regions_.try_emplace({owner, key}, std::move(pages));
   if (!fresh) refuse_second_region(owner, key);
-  return place->second.data();
+  return place->second->data();
 }
 
 std::byte* RegionTable::map(int asker, int owner, std::uint64_t key) {
   check_owner(topology_, asker, owner, key);
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find({owner, key});
-  return found == regions_.end() ? nullptr : found->second.data();
+  return found == regions_.end() ? nullptr : found->second->data();
+}
+
+std::shared_ptr<const void> RegionTable::hold(int owner, std::uint64_t key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = regions_.find({owner, key});
+  if (found == regions_.end()) refuse_unknown_region(owner, key);
+  return found->second;
 }
 
 void RegionTable::retire(int owner, std::uint64_t key) {

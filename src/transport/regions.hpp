@@ -1,11 +1,13 @@
 #pragma once
 // Node memory of ranks that live in one process: page-aligned, zero-filled regions found by
 // (owner, key). All of them live until the table goes, unless their owner retires one earlier: a
-// rank may leave while another still reads its memory. Safe to call from any thread.
+// rank may leave while another still reads its memory. Who holds one keeps its memory longer. Safe
+// to call from any thread.
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -48,11 +50,14 @@ class RegionTable {
   std::byte* map(int asker, int owner, std::uint64_t key);
   /// Errors: invalid_argument when there is no such region.
   void retire(int owner, std::uint64_t key);
+  /// Errors: invalid_argument when there is no such region.
+  std::shared_ptr<const void> hold(int owner, std::uint64_t key);
 
  private:
   Topology topology_;
   std::mutex mutex_;
-  std::map<std::pair<int, std::uint64_t>, Pages> regions_;
+  // Shared by the table and whoever holds a region.
+  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<const Pages>> regions_;
 };
 
 }  // namespace ferry::detail

@@ -15,9 +15,9 @@ namespace ferry::detail {
 std::byte* SharedRegions::create(std::uint64_t key, std::uint64_t bytes) {
   if (own_.contains(key)) refuse_second_region(rank_, key);
   auto file = std::make_shared<UniqueFd>(make_shared_file(bytes));
-  const auto made = own_.try_emplace(key, file->get(), bytes).first;
+  const auto made = own_.emplace(key, std::make_shared<const Pages>(file->get(), bytes)).first;
   tell_all({.kind = Kind::created, .key = key, .bytes = bytes}, file);
-  return made->second.data();
+  return made->second->data();
 }
 
 void SharedRegions::retire(std::uint64_t key) {
@@ -25,10 +25,16 @@ void SharedRegions::retire(std::uint64_t key) {
   tell_all({.kind = Kind::retired, .key = key, .bytes = 0}, nullptr);
 }
 
+std::shared_ptr<const void> SharedRegions::hold(std::uint64_t key) const {
+  const auto found = own_.find(key);
+  if (found == own_.end()) refuse_unknown_region(rank_, key);
+  return found->second;
+}
+
 std::byte* SharedRegions::map(int owner, std::uint64_t key) {
   if (owner == rank_) {
     const auto found = own_.find(key);
-    return found == own_.end() ? nullptr : found->second.data();
+    return found == own_.end() ? nullptr : found->second->data();
   }
   if (NodeLinks::Link* const link = links_.find(owner)) read_notices(*link);
   const auto found = shown_.find({owner, key});

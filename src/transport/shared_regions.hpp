@@ -24,6 +24,8 @@ class SharedRegions {
   std::byte* map(int owner, std::uint64_t key);
   /// Errors: invalid_argument when there is no such region.
   void retire(std::uint64_t key);
+  /// Errors: invalid_argument when there is no such region.
+  std::shared_ptr<const void> hold(std::uint64_t key) const;
   /// Sends what a full socket held back, and unmaps what others have retired. Never blocks.
   void exchange_notices();
 
@@ -49,7 +51,8 @@ class SharedRegions {
 
   int rank_;
   NodeLinks links_;
-  std::map<std::uint64_t, Pages> own_;
+  // Shared with whoever holds a region.
+  std::map<std::uint64_t, std::shared_ptr<const Pages>> own_;
   /// A region that a peer has shown; mapped when it is looked for.
   struct Shown {
     UniqueFd file;

@@ -116,6 +116,9 @@ class SteppedTransport final : public Transport {
     if (const auto payload = payload_.extract(key)) shared_.closed.remove(payload.mapped());
     shared_.regions.retire(rank(), key);
   }
+  std::shared_ptr<const void> hold_region(std::uint64_t key) override {
+    return shared_.regions.hold(rank(), key);
+  }
 
   bool sent(std::uint64_t ticket) override;
   void post_receive(int source, std::span<std::byte> buffer) override {

@@ -23,11 +23,15 @@ namespace {
 using detail::ThreadsTransport;
 using detail::ThreadsWorld;
 
-void run_rank(ThreadsWorld& world, int rank, const std::function<void(Transport&)>& body) {
-  // Sleeps end when they should, not 50 us later.
-  ::prctl(PR_SET_TIMERSLACK, 1UL);
+// Sleeps of the calling thread end when they should, not 50 us later.
+void sharpen_sleeps() { ::prctl(PR_SET_TIMERSLACK, 1UL); }
+
+void run_rank(const std::shared_ptr<ThreadsWorld>& shared, int rank,
+              const std::function<void(Transport&)>& body) {
+  ThreadsWorld& world = *shared;
+  sharpen_sleeps();
   try {
-    ThreadsTransport transport(world, rank);
+    ThreadsTransport transport(shared, rank);
     try {
       body(transport);
       transport.attachment.reset();
@@ -52,22 +56,27 @@ Topology topology_of(const Options& options) {
   return Topology::uniform(options.nodes, options.ranks_per_node);
 }
 
-}  // namespace
-
-void run(const Options& options, const std::function<void(Transport&)>& body) {
+std::shared_ptr<ThreadsWorld> make_world(const Options& options) {
   if (!std::isfinite(options.link_bits_per_s) || options.link_bits_per_s < 0) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("threads::run: link_bits_per_s = {}; allowed: 0 (as fast as memory) or "
                             "a rate above 0; fix: correct it",
                             options.link_bits_per_s));
   }
-  ThreadsWorld world(topology_of(options), options.link_bits_per_s);
+  return std::make_shared<ThreadsWorld>(topology_of(options), options.link_bits_per_s);
+}
+
+}  // namespace
+
+void run(const Options& options, const std::function<void(Transport&)>& body) {
+  const std::shared_ptr<ThreadsWorld> shared = make_world(options);
+  ThreadsWorld& world = *shared;
   {
     std::vector<std::jthread> ranks;
     ranks.reserve(world.topology.num_ranks());
     try {
       for (int rank = 0; rank < world.topology.num_ranks(); ++rank) {
-        ranks.emplace_back([&world, &body, rank] { run_rank(world, rank, body); });
+        ranks.emplace_back([&shared, &body, rank] { run_rank(shared, rank, body); });
       }
     } catch (const std::system_error& error) {
       const int missing = static_cast<int>(ranks.size());
@@ -83,5 +92,23 @@ void run(const Options& options, const std::function<void(Transport&)>& body) {
     std::rethrow_exception(world.failure);
   }
 }
+
+World::World(const Options& options) : world_(make_world(options)) {}
+World::~World() = default;
+
+const Topology& World::topology() const { return world_->topology; }
+
+std::unique_ptr<Transport> World::join(int rank) {
+  if (rank < 0 || rank >= world_->topology.num_ranks() || !world_->take(rank)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("threads::World: rank {} is taken, or is none; allowed: 0..{}, once "
+                            "each; fix: give every thread a rank of its own",
+                            rank, world_->topology.num_ranks() - 1));
+  }
+  sharpen_sleeps();
+  return std::make_unique<ThreadsTransport>(world_, rank);
+}
+
+void World::abort(const std::string& text) { world_->abort(text); }
 
 }  // namespace ferry::threads

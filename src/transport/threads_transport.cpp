@@ -3,6 +3,7 @@
 #include "transport/threads_transport.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -49,20 +50,75 @@ ThreadsWorld::ThreadsWorld(const Topology& shape, double link_bits_per_s)
                       ? kSpinRounds
                       : 0) {
   if (link_bits_per_s > 0) {
-    links = std::make_unique<LinkModel>(shape, link_bits_per_s);
+    links = std::make_shared<LinkModel>(shape, link_bits_per_s);
   }
-  for (int node = 0; node < shape.num_nodes(); ++node) {
-    bells.push_back(std::make_unique<Doorbell>(static_cast<int>(shape.ranks_of(node).size())));
+  link_ranks.resize(static_cast<std::size_t>(shape.num_ranks()));
+  std::iota(link_ranks.begin(), link_ranks.end(), 0);
+  make_bells();
+}
+
+ThreadsWorld::ThreadsWorld(const ThreadsWorld& whole, const Topology& shape,
+                           const std::vector<int>& ranks)
+    : topology(shape),
+      regions(shape),
+      mailboxes(shape.num_ranks()),
+      links(whole.links),
+      spin_rounds(whole.spin_rounds) {
+  for (const int rank : ranks) {
+    link_ranks.push_back(whole.link_ranks[static_cast<std::size_t>(rank)]);
+  }
+  make_bells();
+}
+
+bool ThreadsWorld::take(int rank) {
+  const std::lock_guard lock(taken_mutex_);
+  taken_.resize(static_cast<std::size_t>(topology.num_ranks()), false);
+  if (taken_[static_cast<std::size_t>(rank)]) return false;
+  taken_[static_cast<std::size_t>(rank)] = true;
+  return true;
+}
+
+void ThreadsWorld::make_bells() {
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    bells.push_back(std::make_unique<Doorbell>(static_cast<int>(topology.ranks_of(node).size())));
   }
 }
 
 void ThreadsWorld::abort(const std::string& text) {
-  if (!ended.set(text)) {
-    return;
+  std::vector<std::weak_ptr<ThreadsWorld>> parts;
+  {
+    const std::lock_guard lock(subgroups_mutex_);
+    if (!ended.set(text)) {
+      return;
+    }
+    parts.swap(subgroups_);
   }
   for (const auto& bell : bells) {
     bell->ring_all(Doorbell::kAll);
   }
+  for (const auto& part : parts) {
+    if (const auto world = part.lock()) world->abort(text);
+  }
+}
+
+std::shared_ptr<ThreadsWorld> ThreadsWorld::subgroup(const std::vector<int>& ranks,
+                                                     const Topology& shape, int asker) {
+  std::shared_ptr<ThreadsWorld> world;
+  {
+    const std::lock_guard lock(subgroups_mutex_);
+    Series& series = series_[ranks];
+    const int number = series.num_made[asker]++;
+    Series::Open& open = series.open[number];
+    if (!open.world) {
+      open.world = std::make_shared<ThreadsWorld>(*this, shape, ranks);
+      std::erase_if(subgroups_, [](const auto& part) { return part.expired(); });
+      subgroups_.push_back(open.world);
+    }
+    world = open.world;
+    if (++open.num_taken == ranks.size()) series.open.erase(number);
+  }
+  if (const auto text = ended.get()) world->abort(*text);
+  return world;
 }
 
 void ThreadsWorld::fail(int rank, const std::exception_ptr& error) {
@@ -86,8 +142,10 @@ std::uint64_t ThreadsTransport::start_send(int target, MessageKind kind,
     message->keep_copy();
   }
   if (world_.links) {
-    const LinkTimes times =
-        world_.links->transmit({rank(), target, kind, bytes.size()}, base::now_s());
+    const LinkTimes times = world_.links->transmit(
+        {world_.link_ranks[static_cast<std::size_t>(rank())],
+         world_.link_ranks[static_cast<std::size_t>(target)], kind, bytes.size()},
+        base::now_s());
     message->sent_at = times.left_s;
     message->visible_at = times.here_s;
   }
@@ -135,6 +193,16 @@ std::optional<Received> ThreadsTransport::poll_received() {
     world_.ring(received->source);  // it may wait for its memory
   }
   return received;
+}
+
+std::unique_ptr<Transport> ThreadsTransport::make_subgroup(const std::vector<int>& ranks,
+                                                           const Topology& topology,
+                                                           double /*deadline_s*/) {
+  // Nobody is waited for: whoever comes first makes the world, and who never comes is found
+  // missing at the first call.
+  const auto place = std::ranges::find(ranks, rank()) - ranks.begin();
+  return std::make_unique<ThreadsTransport>(world_.subgroup(ranks, topology, rank()),
+                                            static_cast<int>(place));
 }
 
 void ThreadsTransport::withdraw_sends() {

@@ -10,11 +10,13 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -35,15 +37,23 @@ struct Mailbox {
   alignas(64) std::atomic<std::uint64_t> num_arrived{0};
 };
 
-/// Shared by all ranks; owns node memory and messages until run() ends, because a rank may leave
-/// while another still reads from it.
+/// Shared by all ranks; owns node memory and messages until the last rank has left, because one may
+/// leave while another still reads from it.
 struct ThreadsWorld {
   /// `link_bits_per_s` 0 = as fast as memory.
   ThreadsWorld(const Topology& shape, double link_bits_per_s);
+  /// Some ranks of another world, on its links.
+  ThreadsWorld(const ThreadsWorld& whole, const Topology& shape, const std::vector<int>& ranks);
 
+  /// Ends this world and the sub-groups made from it.
   void abort(const std::string& text);
+  /// The world of a sub-group: each of its ranks gets the same one by its n-th call with that list.
+  std::shared_ptr<ThreadsWorld> subgroup(const std::vector<int>& ranks, const Topology& shape,
+                                         int asker);
   /// Takes the failure of `rank`; the first one is what run() throws.
   void fail(int rank, const std::exception_ptr& error);
+  /// False where a thread has this rank already.
+  bool take(int rank);
   /// Wakes a rank for a message, or for memory of a send that is its own again.
   void ring(int rank) {
     bells[topology.node_of(rank)]->ring(topology.local_index(rank), Doorbell::kMessageBit);
@@ -53,21 +63,43 @@ struct ThreadsWorld {
   RegionTable regions;
   std::vector<Mailbox> mailboxes;                // by rank
   std::vector<std::unique_ptr<Doorbell>> bells;  // by node
-  std::unique_ptr<LinkModel> links;              // null = as fast as memory
-  int spin_rounds;                               // 0 when ranks have to share cores
+  // Shared with the worlds of sub-groups; null = as fast as memory.
+  std::shared_ptr<LinkModel> links;
+  std::vector<int> link_ranks;  // by rank: which one it is on the links
+  int spin_rounds;              // 0 when ranks have to share cores
   AbortText ended;
   std::mutex failure_mutex;
   std::exception_ptr failure;
+
+ private:
+  /// Sub-groups of one list of ranks: how many each rank has made, and those that not all of them
+  /// have taken yet.
+  struct Series {
+    struct Open {
+      std::shared_ptr<ThreadsWorld> world;
+      std::size_t num_taken = 0;
+    };
+    std::map<int, int> num_made;  // by rank
+    std::map<int, Open> open;     // by number
+  };
+  void make_bells();
+
+  std::mutex taken_mutex_;
+  std::vector<bool> taken_;
+  std::mutex subgroups_mutex_;
+  std::map<std::vector<int>, Series> series_;
+  std::vector<std::weak_ptr<ThreadsWorld>> subgroups_;  // that may have to be ended
 };
 
 class ThreadsTransport final : public Transport {
  public:
-  ThreadsTransport(ThreadsWorld& world, int rank)
-      : Transport(rank, world.topology),
-        world_(world),
-        bell_(*world.bells[node()]),
-        place_(world.topology.local_index(rank)),
-        inbox_(world.topology) {}
+  ThreadsTransport(std::shared_ptr<ThreadsWorld> world, int rank)
+      : Transport(rank, world->topology),
+        world_of_all_(std::move(world)),
+        world_(*world_of_all_),
+        bell_(*world_.bells[node()]),
+        place_(world_.topology.local_index(rank)),
+        inbox_(world_.topology) {}
 
   ~ThreadsTransport() override {
     if (world_.ended.is_set()) {
@@ -91,6 +123,9 @@ class ThreadsTransport final : public Transport {
     return world_.regions.map(rank(), owner, key);
   }
   void retire_region(std::uint64_t key) override { world_.regions.retire(rank(), key); }
+  std::shared_ptr<const void> hold_region(std::uint64_t key) override {
+    return world_.regions.hold(rank(), key);
+  }
 
   void raise_flag(std::atomic<std::uint64_t>& flag, std::uint64_t value) override {
     store_fence();
@@ -137,6 +172,8 @@ class ThreadsTransport final : public Transport {
 
  protected:
   std::uint64_t start_send(int target, MessageKind kind, std::span<const std::byte> bytes) override;
+  std::unique_ptr<Transport> make_subgroup(const std::vector<int>& ranks, const Topology& topology,
+                                           double deadline_s) override;
   void rest(int round) override;
 
  private:
@@ -146,6 +183,8 @@ class ThreadsTransport final : public Transport {
   void disarm();
   double sleep_s(int sleeps) const;
 
+  // Shared by all ranks.
+  const std::shared_ptr<ThreadsWorld> world_of_all_;
   ThreadsWorld& world_;
   Doorbell& bell_;
   int place_;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/clock.hpp"
 #include "ferry/error.hpp"
@@ -33,6 +34,8 @@ constexpr std::int64_t kLongestSleep_us = 1000;
 // Often enough that a late one does not look like a missing one.
 constexpr double kSignsOfLifePerLimit = 5;
 
+constexpr double kWaitCheck_s = 0.05;
+
 /// The two limits of a waiter. Times are taken at idle polls, so a wait that never rests reads no
 /// clock; a limit is then counted from the first idle poll.
 class Deadlines {
@@ -41,9 +44,8 @@ class Deadlines {
 
   void advanced() { advanced_ = true; }
 
-  /// To be asked after a poll that found nothing to do.
-  bool passed() {
-    const double now = base::now_s();
+  /// To be asked after a poll that found nothing to do, at time `now`.
+  bool passed(double now) {
     const std::uint64_t life = waiter_.life_sign();
     if (!started_ || life != life_) {
       life_ = life;
@@ -104,12 +106,47 @@ void check_target(const Transport& transport, int target, std::uint64_t bytes) {
   }
 }
 
+/// What is wrong with the ranks of a sub-group.
+std::optional<std::string> find_subgroup_error(const Transport& transport,
+                                               const std::vector<int>& ranks) {
+  const int num_ranks = transport.topology().num_ranks();
+  std::vector<bool> taken(static_cast<std::size_t>(num_ranks), false);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] < 0 || ranks[i] >= num_ranks) {
+      return fmt::format("ranks[{}] = {}; allowed: 0..{}; fix: name ranks of this group", i,
+                         ranks[i], num_ranks - 1);
+    }
+    if (taken[static_cast<std::size_t>(ranks[i])]) {
+      return fmt::format("rank {} stands there twice; fix: name each rank once", ranks[i]);
+    }
+    taken[static_cast<std::size_t>(ranks[i])] = true;
+  }
+  if (taken[static_cast<std::size_t>(transport.rank())]) return std::nullopt;
+  return fmt::format("rank {} is not among [{}]; fix: call it on the ranks of the list alone",
+                     transport.rank(), fmt::join(ranks, ", "));
+}
+
+/// The nodes and sockets that some ranks of a topology have, numbered without gaps.
+Topology part_of(const Topology& whole, const std::vector<int>& ranks) {
+  std::vector<int> new_node(static_cast<std::size_t>(whole.num_nodes()), -1);
+  for (const int rank : ranks) new_node[static_cast<std::size_t>(whole.node_of(rank))] = 0;
+  int num_nodes = 0;
+  for (int& node : new_node) {
+    if (node == 0) node = num_nodes++;
+  }
+  std::vector<int> nodes;
+  std::vector<int> sockets;
+  for (const int rank : ranks) {
+    nodes.push_back(new_node[static_cast<std::size_t>(whole.node_of(rank))]);
+    sockets.push_back(whole.socket_of(rank));
+  }
+  return Topology::from_map(nodes, sockets);
+}
+
 }  // namespace
 
 Transport::Transport(int rank, Topology topology)
-    : rank_(rank),
-      topology_(std::move(topology)),
-      sole_use_(std::make_shared<detail::SoleUse>()) {}
+    : rank_(rank), topology_(std::move(topology)), sole_use_(std::make_shared<detail::SoleUse>()) {}
 
 Transport::~Transport() = default;
 
@@ -145,6 +182,25 @@ std::uint64_t Transport::send(int target, MessageKind kind, std::span<const std:
   }
   ++counters_.messages;
   return ticket;
+}
+
+std::unique_ptr<Transport> Transport::subgroup(const std::vector<int>& ranks, double deadline_s) {
+  check_caller();
+  const detail::UseHold hold(sole_use_);
+  if (const auto problem = find_subgroup_error(*this, ranks)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("subgroup: on rank {}: {}", rank_, *problem));
+  }
+  return make_subgroup(ranks, part_of(topology_, ranks), deadline_s);
+}
+
+std::unique_ptr<Transport> Transport::make_subgroup(const std::vector<int>& /*ranks*/,
+                                                    const Topology& /*topology*/,
+                                                    double /*deadline_s*/) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("subgroup: transport {} has none; fix: use ranks that are threads, or "
+                          "processes under MPI",
+                          name()));
 }
 
 void Transport::push_rows(const kernels::PushJob& job) {
@@ -187,6 +243,7 @@ double Transport::now_s() const { return base::now_s(); }
 
 WaitOutcome Transport::wait_until(Waiter& waiter) {
   Deadlines deadlines(waiter);
+  double checked_at = 0;
   int round = 0;
   while (true) {
     // Taken before the poll: the waiter gets one poll to end its own way once the job is aborted.
@@ -197,16 +254,22 @@ WaitOutcome Transport::wait_until(Waiter& waiter) {
         round = 0;
         deadlines.advanced();
         break;
-      case Progress::idle:
+      case Progress::idle: {
         if (ended) {
           throw Error(ErrorCode::peer_failed, *ended);
         }
-        if (deadlines.passed()) {
+        const double now = base::now_s();
+        if (deadlines.passed(now)) {
           return WaitOutcome::timed_out;
+        }
+        if (wait_check_ && now - checked_at > kWaitCheck_s) {
+          checked_at = now;
+          wait_check_();
         }
         rest(round);
         round = std::min(round + 1, std::numeric_limits<int>::max() - 1);
         break;
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 // can keep back that sends have ended, as a slow network does.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -43,6 +44,9 @@ class SendLog final : public Transport {
     return inner_.map_region(owner, key);
   }
   void retire_region(std::uint64_t key) override { inner_.retire_region(key); }
+  std::shared_ptr<const void> hold_region(std::uint64_t key) override {
+    return inner_.hold_region(key);
+  }
   bool sent(std::uint64_t ticket) override {
     return !held_.contains(ticket) && inner_.sent(ticket >> 1U);
   }

@@ -14,7 +14,7 @@ from source_text import SourceText
 
 FOLDERS = ("include", "src", "tools", "tests", "bench", "examples", "python", "lab", "scripts",
            "cmake", "docs", ".ci")
-TOP_FILES = ("*.md", "CMakeLists.txt", "CMakePresets.json")
+TOP_FILES = ("*.md", "CMakeLists.txt", "CMakePresets.json", "setup.py", "pyproject.toml")
 SUFFIXES = {".hpp", ".cpp", ".py", ".md", ".txt", ".cmake", ".json", ".sh", ""}
 CODE_SUFFIXES = {".hpp", ".cpp", ".py", ".cmake", ".sh"}
 RATCHET = "tests/tidy/ratchet.txt"

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <memory>
+#include <stdexcept>
 
 #include "ferry/error.hpp"
 #include "ferry/transport.hpp"
@@ -20,6 +22,7 @@ class FakeTransport final : public Transport {
   std::byte* create_region(std::uint64_t, std::uint64_t) override { return nullptr; }
   std::byte* map_region(int, std::uint64_t) override { return nullptr; }
   void retire_region(std::uint64_t) override {}
+  std::shared_ptr<const void> hold_region(std::uint64_t) override { return nullptr; }
   bool sent(std::uint64_t) override { return true; }
   void post_receive(int, std::span<std::byte>) override {}
   std::vector<std::span<std::byte>> withdraw_receives(int) override { return {}; }
@@ -110,6 +113,31 @@ TEST(TransportBase, RestsOnlyWhenIdleAndStartsAnewAfterAnAdvance) {
   EXPECT_EQ(t.wait_until(waiter), WaitOutcome::done);
   EXPECT_EQ(waiter.num_polls, 6);
   EXPECT_EQ(t.rests, (std::vector<int>{0, 1, 0}));
+}
+
+TEST(TransportBase, WhatTheCheckThrowsEndsTheWait) {
+  FakeTransport t;
+  ListWaiter waiter;
+  int num_checks = 0;
+  t.set_wait_check([&] {
+    if (++num_checks == 2) throw std::runtime_error("a signal came");
+  });
+  EXPECT_THROW(t.wait_until(waiter), std::runtime_error);
+  EXPECT_EQ(num_checks, 2);
+  EXPECT_GT(waiter.num_polls, num_checks) << "it is asked now and then, not each time";
+  t.set_wait_check(nullptr);
+  waiter.quiet_s = 0.02;
+  EXPECT_EQ(t.wait_until(waiter), WaitOutcome::timed_out);
+}
+
+TEST(TransportBase, SubgroupsAreRefusedWhereThereAreNone) {
+  FakeTransport t;
+  try {
+    t.subgroup({0});
+    ADD_FAILURE() << "a transport without sub-groups gave one";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+  }
 }
 
 TEST(TransportBase, SilenceTimesOut) {

@@ -166,9 +166,13 @@ class Job final : public MpiJob {
   std::unique_ptr<Transport> attach(int num_ranks, const Topology* topology) override {
     const MPI_Comm comm = first_ranks(num_ranks);
     if (comm == MPI_COMM_NULL) return nullptr;
+    return attach_to(&comm, topology);
+  }
+
+  std::unique_ptr<Transport> attach_to(const void* comm, const Topology* topology) override {
     mpi::AttachOptions options{.topology = {}, .deadline_s = options_.deadline_s};
     if (topology != nullptr) options.topology = *topology;
-    return mpi::attach(comm, options);
+    return mpi::attach(*static_cast<const MPI_Comm*>(comm), options);
   }
 
   void alltoall(std::span<const std::int64_t> send, std::span<std::int64_t> receive) override {

@@ -52,6 +52,8 @@ class MpiJob {
   /// mpi::attach over the first `num_ranks` ranks of the job. Collective over the job; null on the
   /// other ranks. `topology` null = the machines as they are found.
   virtual std::unique_ptr<Transport> attach(int num_ranks, const Topology* topology) = 0;
+  /// mpi::attach over a communicator of the program, given by the address of its MPI_Comm.
+  virtual std::unique_ptr<Transport> attach_to(const void* comm, const Topology* topology) = 0;
   // MPI's own collectives over all ranks, for programs that compare Ferry with them. They block, on
   // a communicator of their own; a rank that does not come blocks the others.
   /// Part r of `send` (send.size() / size() values) becomes part rank() of `receive` on rank r.

@@ -17,6 +17,7 @@
 #include "base/clock.hpp"
 #include "base/keep_forever.hpp"
 #include "ferry/error.hpp"
+#include "ferry/mpi.hpp"
 #include "transport/fence.hpp"
 #include "transport/misuse.hpp"
 #include "transport/sole_use.hpp"
@@ -372,7 +373,22 @@ void MpiTransport::take_abort(MPI_Message message, std::uint64_t bytes) {
 
 std::optional<std::string> MpiTransport::aborted() const {
   if (sole_use()->is_forked()) return std::nullopt;  // a child has none of the node's memory
-  return regions_.links().aborted();
+  if (auto text = regions_.links().aborted()) return text;
+  return whole_ == nullptr ? std::nullopt : whole_->aborted();
+}
+
+std::unique_ptr<Transport> MpiTransport::make_subgroup(const std::vector<int>& ranks,
+                                                       const Topology& topology,
+                                                       double deadline_s) {
+  require_mpi("subgroup");
+  const auto look = [this] {
+    poll_abort();
+    if (const auto text = aborted()) throw Error(ErrorCode::peer_failed, *text);
+  };
+  const MPI_Comm comm = subgroup_comms_.of(ranks, pair_, deadline_s, look);
+  auto made = mpi::attach(comm, {.topology = topology, .deadline_s = deadline_s});
+  static_cast<MpiTransport&>(*made).whole_ = this;  // made by attach
+  return made;
 }
 
 void MpiTransport::abort(const std::string& text) {

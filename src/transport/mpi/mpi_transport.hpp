@@ -23,6 +23,7 @@
 #include "transport/mpi/mpi_comm.hpp"
 #include "transport/mpi/mpi_end.hpp"
 #include "transport/mpi/mpi_sends.hpp"
+#include "transport/mpi/mpi_subgroup.hpp"
 #include "transport/shared_regions.hpp"
 
 namespace ferry::detail {
@@ -40,6 +41,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   }
   std::byte* map_region(int owner, std::uint64_t key) override;
   void retire_region(std::uint64_t key) override { regions_.retire(key); }
+  std::shared_ptr<const void> hold_region(std::uint64_t key) override { return regions_.hold(key); }
 
   bool sent(std::uint64_t ticket) override;
   void post_receive(int source, std::span<std::byte> buffer) override;
@@ -60,6 +62,8 @@ class MpiTransport final : public Transport, private MpiEndListener {
 
  protected:
   std::uint64_t start_send(int target, MessageKind kind, std::span<const std::byte> bytes) override;
+  std::unique_ptr<Transport> make_subgroup(const std::vector<int>& ranks, const Topology& topology,
+                                           double deadline_s) override;
   void rest(int round) override;
 
  private:
@@ -108,6 +112,8 @@ class MpiTransport final : public Transport, private MpiEndListener {
   bool open_ = true;
   int spin_rounds_;
   LookTurns looks_;
+  SubgroupComms subgroup_comms_;
+  const MpiTransport* whole_ = nullptr;  ///< of a sub-group, which goes first; its end is ours, too
 
   std::uint64_t next_ticket_ = 1;
   MpiSends sends_;
