@@ -124,6 +124,8 @@ std::vector<Point> mode_points(const std::vector<std::string>& topologies) {
   for (Point point : all_points()) {
     if (!is_chosen(point.topology, topologies) || point.dtype != DType::f32) continue;
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      // Only kernels see dtypes, and all transports call the same: real threads need one of them.
+      if (point.transport == TransportKind::threads && dtype != DType::bf16) continue;
       point.dtype = dtype;
       for (const Mode& mode : modes_of(point.strategy)) {
         point.mode = mode;

@@ -57,7 +57,7 @@ std::vector<Point> all_points();
 std::vector<Point> few_points(const std::vector<std::string>& topologies);
 /// Every pair of layout and weight mode that a strategy allows.
 std::vector<Mode> modes_of(Strategy strategy);
-/// {threads, stepped} x strategies x their modes x all dtypes.
+/// Strategies x their modes, stepped with all dtypes, on threads with bf16.
 std::vector<Point> mode_points(const std::vector<std::string>& topologies);
 std::string name_of(const ::testing::TestParamInfo<Point>& info);
 
