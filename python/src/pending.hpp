@@ -28,6 +28,8 @@ class AnyPending {
   virtual void finish() = 0;
   /// After finish(), once. Requires: the GIL
   virtual py::object take() = 0;
+  /// Drops the operation, which may wait: without the GIL. What it holds of Python stays.
+  virtual void drop() = 0;
 };
 
 template <typename Result>
@@ -38,22 +40,26 @@ class StartedPending final : public AnyPending {
 
   StartedPending(Pending<Result> pending, Convert convert)
       : pending_(std::move(pending)), convert_(std::move(convert)) {}
-  bool progress() override { return pending_.progress(); }
-  bool done() const override { return pending_.done(); }
-  void cancel(const std::string& reason) override { pending_.cancel(reason); }
+  bool progress() override { return pending_->progress(); }
+  bool done() const override { return pending_->done(); }
+  void cancel(const std::string& reason) override { pending_->cancel(reason); }
   void finish() override {
     if constexpr (std::is_void_v<Result>) {
-      pending_.wait();
+      pending_->wait();
       value_.emplace();
     } else {
-      value_.emplace(pending_.wait());
+      value_.emplace(pending_->wait());
     }
   }
   py::object take() override { return convert_(std::move(*value_)); }
-  Pending<Result>& pending() { return pending_; }
+  void drop() override {
+    pending_.reset();
+    value_.reset();
+  }
+  Pending<Result>& pending() { return *pending_; }
 
  private:
-  Pending<Result> pending_;
+  std::optional<Pending<Result>> pending_;
   std::optional<Value> value_;
   Convert convert_;
 };
@@ -66,7 +72,8 @@ class PendingResource final : public Resource {
   void let_go() override {
     if (pending) {
       was_done = pending->done();
-      without_gil([this] { pending.reset(); });
+      without_gil([this] { pending->drop(); });
+      pending.reset();  // with the GIL: it may hold the last reference to an array
     }
     keep.clear();
   }

@@ -1,0 +1,1 @@
+"""Other systems' interfaces on Ferry, for layers that were written against them."""
