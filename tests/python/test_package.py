@@ -33,7 +33,7 @@ def test_types_are_right(tmp_path):
     mypy = needs("mypy")
     folder = Path(ferry.__file__).parent
     run([mypy, "--python-executable", sys.executable, "--strict", "--cache-dir", tmp_path,
-         "-p", "ferry"], cwd=folder.parent)
+         "--config-file", HERE.parents[1] / "pyproject.toml", "-p", "ferry"], cwd=folder.parent)
     run([mypy, "--python-executable", sys.executable, "--strict", "--cache-dir", tmp_path,
          HERE / "programs" / "typed.py"], env={**os.environ, "MYPYPATH": str(folder.parent)})
     run([sys.executable, "-B", HERE / "programs" / "typed.py"])
