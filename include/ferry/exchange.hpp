@@ -263,6 +263,11 @@ class Exchange {
   const ExchangeOptions& options() const;
   /// Metadata rounds made so far: one per plan.
   std::uint64_t metadata_rounds() const;
+  /// Times that a wait() stood still for more than 5 us, because a size or an id of another rank
+  /// had not come yet: measured, so a plan whose metadata was there in time counts for nothing.
+  std::uint64_t host_stalls() const;
+  /// How long they took together, in microseconds.
+  double stall_us() const;
 
  private:
   // Shared by this handle and by operations that still run.

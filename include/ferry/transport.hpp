@@ -157,6 +157,8 @@ class Transport {
   void fill(std::span<std::byte> payload, unsigned char value);
 
   // Waiting ---------------------------------------------------------------------------------------
+  /// Seconds on a clock that never goes back, for what is measured; the origin means nothing.
+  virtual double now_s() const;
   /// Polls until done or until a limit of the waiter passes; yields the core in between.
   virtual WaitOutcome wait_until(Waiter& waiter);
   /// Asks `check` about twenty times a second while a wait finds nothing to do; what it throws ends

@@ -379,6 +379,15 @@ std::uint64_t Exchange::metadata_rounds() const {
   return state_->metadata_rounds;
 }
 
+std::uint64_t Exchange::host_stalls() const {
+  const detail::UseHold hold(state_->use);
+  return state_->host_stalls;
+}
+double Exchange::stall_us() const {
+  const detail::UseHold hold(state_->use);
+  return state_->stall_us;
+}
+
 // Transport-wide --------------------------------------------------------------------------------
 
 void set_limits(Transport& transport, const TransportLimits& limits) {

@@ -2,6 +2,8 @@
 
 #include "ferry/pending.hpp"
 
+#include <optional>
+
 #include "exchange/engine.hpp"
 
 namespace ferry::detail {
@@ -20,8 +22,12 @@ class OperationWaiter final : public Waiter {
 
   Progress poll() override {
     const bool advanced = engine_.progress();
-    if (operation_.over()) return Progress::done;
+    if (operation_.over()) {
+      end_stall();
+      return Progress::done;
+    }
     if (!advanced) engine_.show_waiting(&operation_);
+    note_stall(advanced);
     return advanced ? Progress::advanced : Progress::idle;
   }
   std::uint64_t life_sign() override { return engine_.life_sign(operation_.waits_for()); }
@@ -37,8 +43,22 @@ class OperationWaiter final : public Waiter {
   double stuck_limit_s() const override { return engine_.limits().deadline_s * kStuckFactor; }
 
  private:
+  // The host stands still as long as it needs a size or an id that another rank has not sent.
+  void note_stall(bool advanced) {
+    if (advanced && !stall_began_s_) return;
+    const Phase phase = operation_.waits_for().phase;
+    if (phase != Phase::metadata && phase != Phase::node_counts) return end_stall();
+    if (!stall_began_s_) stall_began_s_ = engine_.transport().now_s();
+  }
+  void end_stall() {
+    if (!stall_began_s_) return;
+    operation_.exchange().add_stall((engine_.transport().now_s() - *stall_began_s_) * 1e6);
+    stall_began_s_.reset();
+  }
+
   Engine& engine_;
   const Operation& operation_;
+  std::optional<double> stall_began_s_;
 };
 
 void wait(Engine& engine, Operation& operation) {

@@ -122,6 +122,15 @@ class ExchangeState {
   std::uint64_t next_place = 0;  ///< see wire::CallId
   std::uint32_t next_plan = 0;
   std::uint64_t metadata_rounds = 0;
+  std::uint64_t host_stalls = 0;
+  double stall_us = 0;
+
+  void add_stall(double us) {
+    constexpr double kShortestStall_us = 5;
+    if (us <= kShortestStall_us) return;
+    ++host_stalls;
+    stall_us += us;
+  }
 
   wire::SharedOptions shared_options(int num_topk) const;
   /// What plans of this exchange depend on besides the routing.

@@ -38,18 +38,19 @@ HWY_INLINE std::size_t block_columns() { return std::max(2 * hn::Lanes(FloatTag(
 class DotLanes {
  public:
 #if HWY_TARGET == HWY_SCALAR || HWY_HAVE_SCALABLE
-  explicit DotLanes(float* memory) : memory_(memory) {}
+  void load(float* memory) { memory_ = memory; }
   /// Adds a vector of products of columns that start at `column`.
   HWY_INLINE void add(std::size_t column, FloatVec products) {
     const FloatTag df;
     float* const at = memory_ + column % kDotLanes;
     hn::StoreU(hn::Add(hn::LoadU(df, at), products), df, at);
   }
-  HWY_INLINE void store() const {}
+  void store() const {}
 
  private:
 #else
-  HWY_INLINE explicit DotLanes(float* memory) : memory_(memory) {
+  HWY_INLINE void load(float* memory) {
+    memory_ = memory;
     for (std::size_t i = 0; i < kVectorsOfLanes; ++i) {
       sums_[i] = hn::LoadU(FloatTag(), memory + i * kVector);
     }
@@ -70,64 +71,109 @@ class DotLanes {
   static_assert(kVectorsOfLanes * kVector == kDotLanes);
   FloatVec sums_[kVectorsOfLanes];
 #endif
-  float* memory_;
+  float* memory_ = nullptr;
 };
 
-/// What one target makes of a run of columns of the source row.
+/// Columns of the source row as FP32, and 0 up to a whole block.
+struct ScaleSource {
+  const float* values = nullptr;
+  std::size_t count = 0;
+  bool finite = false;  ///< no NaN, no infinity
+  /// What to prefetch of source rows while these columns are worked on, from which offset on, and
+  /// how many bytes a column has there. Asked for at once, most of it would be dropped.
+  detail::Lookahead ahead{nullptr, 0, nullptr};
+  std::size_t offset = 0;
+  std::size_t column_bytes = 0;
+};
+
+/// What one target makes of them.
 struct ScaleRun {
-  const float* source = nullptr;  ///< FP32, and 0 up to a whole block
-  std::size_t count = 0;          ///< columns
   float weight = 1.0F;
+  bool whole_lines = false;
   const std::byte* y = nullptr;
   std::byte* out = nullptr;
+  float* lanes = nullptr;  ///< of the dot product so far
+  detail::Lookahead ahead{nullptr, 0, nullptr};
 };
 
-template <DType kTo, bool kDot>
-HWY_INLINE void scale_block(const ScaleRun& run, std::size_t column, DotLanes& dot,
-                            bool whole_lines) {
+/// What is made of a block of columns.
+struct ScaleKind {
+  bool dots = false;
+  Nan nan = Nan::possible;
+};
+
+/// One block of columns of one target.
+template <DType kTo, ScaleKind kKind>
+HWY_INLINE void scale_block(const float* source, std::size_t column, const ScaleRun& run,
+                            DotLanes& dot) {
   constexpr std::size_t size = element_bytes(kTo);
   const FloatTag df;
   const std::size_t lanes = hn::Lanes(df);
   const FloatVec weight = hn::Set(df, run.weight);
   for (std::size_t i = 0; i < block_columns(); i += 2 * lanes) {
     const std::size_t at = column + i;
-    const FloatVec a = hn::LoadU(df, run.source + at);
-    const FloatVec b = hn::LoadU(df, run.source + at + lanes);
-    if constexpr (kDot) {
+    const FloatVec a = hn::LoadU(df, source + at);
+    const FloatVec b = hn::LoadU(df, source + at + lanes);
+    if constexpr (kKind.dots) {
       dot.add(i, hn::Mul(a, load_lanes<kTo>(run.y + at * size)));
       dot.add(i + lanes, hn::Mul(b, load_lanes<kTo>(run.y + (at + lanes) * size)));
     }
-    put_pair<kTo>(hn::Mul(weight, a), hn::Mul(weight, b), {run.out + at * size, whole_lines});
+    put_pair<kTo, kKind.nan>(hn::Mul(weight, a), hn::Mul(weight, b),
+                             {run.out + at * size, run.whole_lines});
   }
 }
 
-/// `lanes`: of the dot product so far.
-template <DType kTo, bool kDot>
-void scale_run(const ScaleRun& run, const detail::Lookahead& ahead, float* lanes) {
+/// The columns behind the last whole block. A row is never read or written past its end.
+template <DType kTo, ScaleKind kKind>
+void scale_last(const ScaleSource& source, std::size_t done, const ScaleRun& run, DotLanes& dot) {
+  constexpr std::size_t size = element_bytes(kTo);
+  alignas(64) std::byte y[kMostBlock * sizeof(float)] = {};
+  alignas(64) std::byte out[kMostBlock * sizeof(float)];
+  const std::size_t rest = (source.count - done) * size;
+  if constexpr (kKind.dots) std::memcpy(y, run.y + done * size, rest);
+  ScaleRun last = run;
+  last.y = y;
+  last.out = out;
+  last.whole_lines = false;
+  scale_block<kTo, kKind>(source.values + done, 0, last, dot);
+  std::memcpy(run.out + done * size, out, rest);
+}
+
+/// Targets side by side: a dot product is a chain of additions, and two of them fill the gaps.
+template <DType kTo, ScaleKind kKind, std::size_t kTargets>
+void scale_runs(const ScaleSource& source, const ScaleRun* runs) {
   constexpr std::size_t size = element_bytes(kTo);
   const std::size_t block = block_columns();
-  const std::size_t whole = run.count - run.count % block;
-  const bool whole_lines = line_offset(run.out) == 0;
-  DotLanes dot(lanes);
+  const std::size_t whole = source.count - source.count % block;
+  DotLanes dots[kTargets];
+  for (std::size_t k = 0; kKind.dots && k < kTargets; ++k) dots[k].load(runs[k].lanes);
   for (std::size_t column = 0; column < whole; column += block) {
-    if constexpr (kDot) {
-      for (std::size_t line = 0; line < block * size; line += detail::kLineBytes) {
-        ahead.touch(column * size + line);
-      }
+    for (std::size_t at = 0; at < block * source.column_bytes; at += detail::kLineBytes) {
+      source.ahead.touch(source.offset + column * source.column_bytes + at);
     }
-    scale_block<kTo, kDot>(run, column, dot, whole_lines);
+    for (std::size_t k = 0; k < kTargets; ++k) {
+      for (std::size_t line = 0; kKind.dots && line < block * size; line += detail::kLineBytes) {
+        runs[k].ahead.touch(column * size + line);
+      }
+      scale_block<kTo, kKind>(source.values, column, runs[k], dots[k]);
+    }
   }
-  if (whole < run.count) {
-    // A row is never read or written past its end.
-    alignas(64) std::byte y[kMostBlock * sizeof(float)] = {};
-    alignas(64) std::byte out[kMostBlock * sizeof(float)];
-    const std::size_t rest = (run.count - whole) * size;
-    if constexpr (kDot) std::memcpy(y, run.y + whole * size, rest);
-    const ScaleRun last{run.source + whole, run.count - whole, run.weight, y, out};
-    scale_block<kTo, kDot>(last, 0, dot, false);
-    std::memcpy(run.out + whole * size, out, rest);
+  for (std::size_t k = 0; k < kTargets; ++k) {
+    if (whole < source.count) scale_last<kTo, kKind>(source, whole, runs[k], dots[k]);
+    if constexpr (kKind.dots) dots[k].store();
   }
-  dot.store();
+}
+
+/// Requires: 0 up to a whole vector behind the columns
+HWY_INLINE bool is_finite(const float* columns, std::size_t count) {
+  const FloatTag df;
+  const hn::RebindToSigned<FloatTag> di;
+  auto largest = hn::Zero(di);
+  for (std::size_t i = 0; i < count; i += hn::Lanes(df)) {
+    const auto magnitude = hn::Abs(hn::LoadU(df, columns + i));
+    largest = hn::Max(largest, hn::BitCast(di, magnitude));
+  }
+  return hn::AllTrue(di, hn::Lt(largest, hn::Set(di, 0x7F800000)));
 }
 
 /// The fixed tree over the lanes.
@@ -145,6 +191,69 @@ struct ScaleTask {
   const std::byte* later;  ///< the source row that is rows_ahead() further on, or null
 };
 
+/// A target's part in a run of columns that starts at `begin`.
+template <DType kTo>
+ScaleRun run_of(const ScaleJob& job, std::size_t index, std::size_t begin, float* lanes) {
+  const ScaleTarget& target = job.targets[index];
+  const std::size_t offset = begin * element_bytes(kTo);
+  ScaleRun run{.weight = target.weight, .out = target.out + offset, .lanes = lanes};
+  run.whole_lines = line_offset(run.out) == 0;
+  if (target.y == nullptr) return run;
+  run.y = target.y + offset;
+  const std::size_t row_bytes = static_cast<std::size_t>(job.hidden) * element_bytes(kTo);
+  const std::size_t next = index + std::max<std::size_t>(detail::rows_ahead(row_bytes), 2);
+  const bool follows = next < job.targets.size() && job.targets[next].y != nullptr;
+  run.ahead =
+      detail::look_past_row(run.y, row_bytes, follows ? job.targets[next].y + offset : nullptr);
+  return run;
+}
+
+/// Targets that are worked on side by side.
+inline constexpr std::size_t kMostSide = 8;
+inline constexpr std::size_t kMostDots = 2;
+using RunsFunction = void (*)(const ScaleSource&, const ScaleRun*);
+/// For 1, 2, 4 and 8 of them.
+template <DType kTo, ScaleKind kKind>
+inline constexpr RunsFunction kScaleRuns[] = {scale_runs<kTo, kKind, 1>, scale_runs<kTo, kKind, 2>,
+                                              scale_runs<kTo, kKind, 4>, scale_runs<kTo, kKind, 8>};
+
+template <DType kTo>
+const RunsFunction* choose_runs(bool dots, Nan nan) {
+  if (nan == Nan::none) {
+    return dots ? kScaleRuns<kTo, ScaleKind{true, Nan::none}>
+                : kScaleRuns<kTo, ScaleKind{false, Nan::none}>;
+  }
+  return dots ? kScaleRuns<kTo, ScaleKind{true, Nan::possible}>
+              : kScaleRuns<kTo, ScaleKind{false, Nan::possible}>;
+}
+
+/// All targets of a row, for a run of columns that starts at `begin`.
+template <DType kTo>
+void scale_targets(const ScaleTask& task, ScaleSource source, std::size_t begin, float* lanes) {
+  const auto run = [&](std::size_t k) {
+    return run_of<kTo>(task.job, task.row.first + k, begin, lanes + k * kDotLanes);
+  };
+  const auto has_dot = [&](std::size_t k) {
+    return task.job.targets[task.row.first + k].y != nullptr;
+  };
+  ScaleRun runs[kMostSide];
+  for (std::size_t k = 0; k < task.row.count;) {
+    const bool dots = has_dot(k);
+    Nan nan = source.finite ? Nan::none : Nan::possible;
+    std::size_t side = 0;
+    for (; side < (dots ? kMostDots : kMostSide) && k + side < task.row.count &&
+           has_dot(k + side) == dots;
+         ++side) {
+      runs[side] = run(k + side);
+      if (!std::isfinite(runs[side].weight)) nan = Nan::possible;
+    }
+    side = std::bit_floor(side);
+    choose_runs<kTo>(dots, nan)[std::countr_zero(side)](source, runs);
+    k += side;
+    source.column_bytes = 0;  // the first ones have asked for all of it
+  }
+}
+
 /// Lanes of the dot products of a row's targets; its memory is used again.
 using LaneRows = std::vector<float>;
 
@@ -160,29 +269,17 @@ void scale_row(const ScaleTask& task, LaneRows& lanes) {
   lanes.assign(task.row.count * kDotLanes, 0.0F);
   for (std::size_t begin = 0; begin < hidden; begin += kScaleChunk) {
     const std::size_t count = std::min(kScaleChunk, hidden - begin);
-    for (std::size_t at = 0; at < count * element_bytes(kFrom); at += detail::kLineBytes) {
-      source_ahead.touch(begin * element_bytes(kFrom) + at);
-    }
     convert_chunk<kFrom, DType::f32>(task.row.source + begin * element_bytes(kFrom), count,
                                      reinterpret_cast<std::byte*>(source));
     std::fill_n(source + count, kMostBlock, 0.0F);
-    for (std::size_t k = 0; k < task.row.count; ++k) {
-      const std::size_t index = task.row.first + k;
-      const ScaleTarget& target = job.targets[index];
-      const std::size_t offset = begin * element_bytes(kTo);
-      ScaleRun run{source, count, target.weight, nullptr, target.out + offset};
-      if (target.y == nullptr) {
-        scale_run<kTo, false>(run, detail::Lookahead(nullptr, 0, nullptr), &lanes[k * kDotLanes]);
-        continue;
-      }
-      run.y = target.y + offset;
-      const std::size_t next = index + detail::rows_ahead(to_bytes);
-      const std::byte* const later = next < job.targets.size() && job.targets[next].y != nullptr
-                                         ? job.targets[next].y + offset
-                                         : nullptr;
-      scale_run<kTo, true>(run, detail::look_past_row(run.y, to_bytes, later),
-                           &lanes[k * kDotLanes]);
-    }
+    scale_targets<kTo>(task,
+                       {.values = source,
+                        .count = count,
+                        .finite = is_finite(source, count),
+                        .ahead = source_ahead,
+                        .offset = begin * element_bytes(kFrom),
+                        .column_bytes = element_bytes(kFrom)},
+                       begin, lanes.data());
   }
   for (std::size_t k = 0; k < task.row.count; ++k) {
     const ScaleTarget& target = job.targets[task.row.first + k];

@@ -23,34 +23,65 @@ HWY_INLINE FloatVec one_nan(FloatVec value) {
   return hn::IfThenElse(hn::IsNaN(value), nan, value);
 }
 
+/// Whether a value may be NaN: where none is, the one NaN costs nothing.
+enum class Nan : bool { none, possible };
+
 /// Where a pair of vectors is written.
 struct PairPlace {
   std::byte* out = nullptr;
   bool whole_lines = false;  ///< `out` lies on a cache line's grid: streaming stores
 };
 
+#if HWY_TARGET != HWY_SCALAR
+using PairTag = hn::Repartition<std::uint16_t, FloatTag>;
+
+/// The upper halves of 32-bit lanes are bf16, rounded to nearest even; a NaN is the one NaN.
+template <Nan kNan>
+HWY_INLINE hn::Vec<PairTag> bf16_in_upper_half(FloatVec value) {
+  const WordTag dw;
+  const auto bits = hn::BitCast(dw, value);
+  const auto odd = hn::TestBit(bits, hn::Set(dw, 1U << 16));
+  const auto rounded =
+      hn::IfThenElse(odd, hn::Add(bits, hn::Set(dw, 0x8000U)), hn::Add(bits, hn::Set(dw, 0x7FFFU)));
+  if constexpr (kNan == Nan::none) return hn::BitCast(PairTag(), rounded);
+  const auto is_nan = hn::RebindMask(dw, hn::IsNaN(value));
+  return hn::BitCast(PairTag(), hn::IfThenElse(is_nan, hn::Set(dw, 0x7FC00000U), rounded));
+}
+
+/// Both vectors as 16-bit elements, one after the other.
+template <DType kTo, Nan kNan>
+HWY_INLINE hn::Vec<PairTag> half_pair(FloatVec a, FloatVec b) {
+  if constexpr (kTo == DType::bf16) {
+    return hn::ConcatOdd(PairTag(), bf16_in_upper_half<kNan>(b), bf16_in_upper_half<kNan>(a));
+  } else {
+    return hn::Combine(PairTag(), half_words<kTo>(one_nan(b)), half_words<kTo>(one_nan(a)));
+  }
+}
+#endif
+
 /// Rounds two vectors to nearest even and writes them, one after the other.
-template <DType kTo>
+template <DType kTo, Nan kNan = Nan::possible>
 HWY_INLINE void put_pair(FloatVec a, FloatVec b, const PairPlace& place) {
   const FloatTag df;
   const std::size_t lanes = hn::Lanes(df);
-  a = one_nan(a);
-  b = one_nan(b);
 #if HWY_TARGET != HWY_SCALAR
-  if (place.whole_lines) {
-    if constexpr (kTo == DType::f32) {
-      hn::Stream(a, df, reinterpret_cast<float*>(place.out));
-      hn::Stream(b, df, reinterpret_cast<float*>(place.out) + lanes);
+  if constexpr (kTo != DType::f32) {
+    auto* const out = reinterpret_cast<std::uint16_t*>(place.out);
+    if (place.whole_lines) {
+      hn::Stream(half_pair<kTo, kNan>(a, b), PairTag(), out);
     } else {
-      const hn::Repartition<std::uint16_t, FloatTag> dh;
-      hn::Stream(hn::Combine(dh, half_words<kTo>(b), half_words<kTo>(a)), dh,
-                 reinterpret_cast<std::uint16_t*>(place.out));
+      hn::StoreU(half_pair<kTo, kNan>(a, b), PairTag(), out);
     }
     return;
   }
+  if (place.whole_lines) {
+    hn::Stream(one_nan(a), df, reinterpret_cast<float*>(place.out));
+    hn::Stream(one_nan(b), df, reinterpret_cast<float*>(place.out) + lanes);
+    return;
+  }
 #endif
-  store_lanes<kTo>(a, place.out);
-  store_lanes<kTo>(b, place.out + lanes * element_bytes(kTo));
+  store_lanes<kTo>(one_nan(a), place.out);
+  store_lanes<kTo>(one_nan(b), place.out + lanes * element_bytes(kTo));
 }
 
 }  // namespace ferry::kernels::HWY_NAMESPACE

@@ -239,6 +239,8 @@ void Transport::fill(std::span<std::byte> payload, unsigned char value) {
   std::memset(payload.data(), value, payload.size());
 }
 
+double Transport::now_s() const { return base::now_s(); }
+
 WaitOutcome Transport::wait_until(Waiter& waiter) {
   Deadlines deadlines(waiter);
   double checked_at = 0;

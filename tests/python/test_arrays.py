@@ -221,26 +221,28 @@ def keep_rows(group):
     x = np.full((TOKENS, HIDDEN), group.rank + 1, np.float32)
     rows = exchange.dispatch(plan, x)
     group.barrier()  # what is started now is cancelled on all ranks by the first that leaves
-    return rows, rows.numpy(), torch.from_dlpack(rows), plan, exchange.start_dispatch(plan, x)
+    return rows.numpy(), torch.from_dlpack(rows), plan, exchange.start_dispatch(plan, x)
 
 
 @pytest.mark.parametrize("nodes", (1, 2))
 def test_views_outlive_their_group(nodes):
     kept = ferry.run(keep_rows, nodes, 2 // nodes)
     gc.collect()
-    for rows, view, tensor, plan, pending in kept:
+    for view, tensor, plan, pending in kept:
         assert view.size > 0 and set(np.unique(view)) == {1.0, 2.0}
-        assert (tensor.numpy() == view).all() and rows.numpy()[0, 0] == view[0, 0]
+        assert (tensor.numpy() == view).all()
         assert plan.expert_counts.sum() == plan.num_rows
         assert pending.done()
         with pytest.raises(ferry.Error):
             pending.wait()
-    tensors = [one[2] for one in kept]
-    del kept, rows, view, tensor, plan, pending
+    tensors = [one[1] for one in kept]
+    views = [one[0] for one in kept]
+    del kept, view, tensor, plan, pending
     gc.collect()
     dropper = threading.Thread(target=tensors.clear)  # the last view goes on another thread
     dropper.start()
     dropper.join()
+    assert views[0].size > 0 and set(np.unique(views[0])) == {1.0, 2.0}  # on its own
 
 
 def test_a_slot_is_free_when_its_last_view_goes():

@@ -22,7 +22,7 @@ def run(mpi, *words):
         pytest.skip(f"no {launcher[0]}, or no module for it")
     return subprocess.run(
         [*launcher, sys.executable, "-B", str(PROGRAM), *words], capture_output=True, text=True,
-        timeout=50, check=False, stdin=subprocess.DEVNULL,
+        timeout=110, check=False, stdin=subprocess.DEVNULL,
         env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
 
 

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 BUILD = os.environ.get("FERRY_TEST_BUILD", "")
 
 
-def run(command, limit_s=100, **options):
+def run(command, limit_s=200, **options):
     said = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False,
                           **options)
     assert said.returncode == 0, f"{command}\n{said.stdout}\n{said.stderr}"

@@ -35,7 +35,7 @@ TEST(Command, HelpAndVersionGoToStandardOutput) {
         "--tokens", "--hidden",         "--topk",         "--experts", "--dtype",
         "--wire",   "--strategy",       "--link-rate",    "--repeat",  "--seed",
         "--json",   "--fragment-bytes", "--range-tokens", "Examples:", "Exit codes:",
-        "--mpi",    "--baseline"}) {
+        "--mpi",    "--baseline",       "--backward",     "--no-reuse"}) {
     EXPECT_NE(bench_help.out.find(flag), std::string::npos) << flag;
   }
 }
@@ -96,6 +96,34 @@ TEST(Command, CountedBytesAreRowsPlusHeaders) {
     EXPECT_GT(object.at("link_utilisation"), 0.0);
     EXPECT_LE(object.at("link_utilisation"), 1.05);
   }
+}
+
+TEST(Command, AStepNeedsOneRoundOfMetadataAndFourWithoutReuse) {
+  const Outcome outcome = ferry(kSmall + "--json --backward --no-reuse");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::vector<Json> objects = json_lines(outcome.out);
+  ASSERT_EQ(objects.size(), 4U);
+  for (const Json& object : objects) {
+    EXPECT_EQ(object.at("step_metadata_rounds"), 1.0);
+    EXPECT_EQ(object.at("step_no_reuse_metadata_rounds"), 4.0);
+    EXPECT_LE(object.at("step_host_stalls"), 1.0);
+    EXPECT_LE(object.at("step_no_reuse_host_stalls"), 4.0);
+    const auto number = [&](const char* name) { return object.at(name).get<std::int64_t>(); };
+    EXPECT_EQ(number("inter_node_bytes_dispatch_backward"), number("inter_node_bytes_combine"));
+    EXPECT_GT(number("inter_node_bytes_combine_backward"), 0);
+    EXPECT_GT(number("inter_node_bytes_grad_weights"), 0);
+    for (const char* part : {"combine_backward_us", "combine_backward_weights_us",
+                             "dispatch_backward_us", "step_us", "step_no_reuse_us"}) {
+      EXPECT_GT(object.at(part).at("median"), 0) << part;
+    }
+    EXPECT_FALSE(object.contains("dispatch_backward_weights_us"));
+  }
+  const Outcome at_expert = ferry(kSmall + "--backward --weights at_expert --layout token_major");
+  EXPECT_EQ(at_expert.code, 0) << at_expert.err;
+  EXPECT_NE(at_expert.out.find("dispatch_backward"), std::string::npos);
+  const Outcome alone = ferry(kSmall + "--no-reuse");
+  EXPECT_EQ(alone.code, 2);
+  EXPECT_NE(alone.err.find("--no-reuse: allowed only with --backward"), std::string::npos);
 }
 
 TEST(Command, TableNamesBestWhyAndNext) {

@@ -18,6 +18,8 @@ RankRecords sample_records(double start_s) {
   record.summary.rows_received = 5;
   record.memory = {.pool = 6, .staging = 7, .plan = 8};
   record.metadata_rounds = 9;
+  record.step = {.metadata_rounds = 17, .host_stalls = 18, .stall_us = 19};
+  record.step_no_reuse.stall_us = 20;
   BaselineRecord baseline;
   baseline.repeats = {{{10, 11}, {12, 13}, {14, 15}}};
   baseline.buffer_bytes = 16;
@@ -37,6 +39,8 @@ TEST(Records, SurviveTheWayToAnotherRank) {
   EXPECT_EQ(record.summary.rows_received, 5);
   EXPECT_EQ(record.memory.all(), 21U);
   EXPECT_EQ(record.metadata_rounds, 9U);
+  EXPECT_EQ(record.step.host_stalls, 18U);
+  EXPECT_EQ(record.step_no_reuse.stall_us, 20);
   EXPECT_TRUE(got.strategies[1].repeats.empty());
   ASSERT_EQ(got.baselines[0].repeats.size(), 1U);
   EXPECT_EQ(got.baselines[0].repeats[0].combine.end_s, 15);

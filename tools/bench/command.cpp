@@ -78,7 +78,7 @@ void run_in_threads(const BenchOptions& options) {
   const RowCounts counts = count_rows(workload);
   std::vector<int> ranks(static_cast<std::size_t>(workload.num_ranks()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  tools::check_memory(needed_bytes(workload, counts, ranks, false),
+  tools::check_memory(needed_bytes(workload, counts, ranks, options),
                       "fewer --tokens, a smaller --hidden or --topk, or fewer ranks");
   RunContext context{options,
                      workload,

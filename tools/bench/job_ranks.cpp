@@ -123,6 +123,8 @@ std::vector<std::byte> to_bytes(const RankRecords& records) {
     writer.put(record.summary);
     writer.put(record.memory);
     writer.put(record.metadata_rounds);
+    writer.put(record.step);
+    writer.put(record.step_no_reuse);
   }
   writer.put(std::uint64_t{records.baselines.size()});
   for (const BaselineRecord& record : records.baselines) {
@@ -145,6 +147,8 @@ RankRecords from_bytes(std::span<const std::byte> bytes) {
     reader.get(record.summary);
     reader.get(record.memory);
     reader.get(record.metadata_rounds);
+    reader.get(record.step);
+    reader.get(record.step_no_reuse);
   }
   reader.get(size);
   for (std::uint64_t i = 0; i < size; ++i) {

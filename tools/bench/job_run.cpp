@@ -65,7 +65,7 @@ class JobRun {
     workload_ = make_workload(options_, transport_.topology());
     counts_ = count_rows(*workload_);
     tools::check_memory(
-        needed_bytes(*workload_, counts_, neighbours.ranks_here, options_.baseline),
+        needed_bytes(*workload_, counts_, neighbours.ranks_here, options_),
         "fewer --tokens, a smaller --hidden or --topk, or fewer ranks on this machine");
     barrier(transport_);  // nobody takes memory that another rank would miss when it checks
     context_.emplace(RunContext{options_,

@@ -324,6 +324,16 @@ void add_bench_flags(CLI::App& command, BenchFlags& flags) {
            "strategy's\n"
            "bytes, then a barrier of the node. Both need mpirun")
       ->type_name("NAME");
+  command
+      .add_flag("--backward", plain.backward,
+                "also measure combine_backward, dispatch_backward and a whole step: plan, forward, "
+                "backward")
+      ->group(group.name());
+  command
+      .add_flag("--no-reuse", plain.no_reuse,
+                "with --backward: also a step that exchanges its metadata before each of the four\n"
+                "operations, as an implementation without plans does")
+      ->group(group.name());
   group.add("--repeat", plain.repeat, "timed repeats, after one warm-up")->capture_default_str();
   command.add_flag("--json", plain.json, "one JSON object per line and strategy; docs/metrics.md")
       ->group(group.name());
@@ -353,6 +363,9 @@ BenchOptions parse_bench_flags(const BenchFlags& flags,
   options.pattern = tools::parse_routing(options.routing);
   options.fault = parse_fault(flags.fault);
   parse_baselines(flags, options);
+  if (options.no_reuse && !options.backward) {
+    throw tools::UsageError("--no-reuse: allowed only with --backward; fix: add it");
+  }
   check_launcher_flags(launcher, options);
   check_trace_flags(options);
   return options;

@@ -55,6 +55,8 @@ struct BenchOptions {
   int repeat = 10;
   bool baseline = false;      ///< MPI_Alltoallv, per-expert and per-rank rows
   bool rail_message = false;  ///< one message per node of the bytes of each strategy
+  bool backward = false;      ///< combine_backward and dispatch_backward, and a whole step
+  bool no_reuse = false;      ///< also a step that plans anew before each operation
   bool json = false;
   Fault fault = Fault::none;
 

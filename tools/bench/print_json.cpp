@@ -68,6 +68,36 @@ void add_baseline(Json& json, const StrategyResult& ours, const BaselineResult& 
   json["speedup_vs_" + name + "_replay"] = tools::ratio(baseline.speedup_on_replay(ours));
 }
 
+void add_step(Json& json, const std::string& name, const StepResult& step) {
+  json[name + "_us"] = spread(step.us);
+  json[name + "_metadata_rounds"] = tools::ratio(step.metadata_rounds);
+  json[name + "_host_stalls"] = tools::ratio(step.host_stalls);
+  json[name + "_stall_us"] = tools::rounded(step.stall_us);
+}
+
+void add_backward(Json& json, const StrategyResult& result) {
+  const BackwardResult& backward = *result.backward;
+  const double forward_us = result.dispatch_us.median + result.combine_us.median;
+  json["combine_backward_us"] = spread(backward.combine_backward_us);
+  json["dispatch_backward_us"] = spread(backward.dispatch_backward_us);
+  if (backward.combine_backward_weights_us) {
+    json["combine_backward_weights_us"] = spread(*backward.combine_backward_weights_us);
+  }
+  if (backward.dispatch_backward_weights_us) {
+    json["dispatch_backward_weights_us"] = spread(*backward.dispatch_backward_weights_us);
+  }
+  json["backward_vs_forward"] = tools::ratio(backward.rows_us() / forward_us);
+  json["backward_weights_vs_forward"] = tools::ratio(backward.weights_us() / forward_us);
+  json["inter_node_bytes_combine_backward"] = result.counted.combine_backward;
+  json["inter_node_bytes_dispatch_backward"] = result.counted.dispatch_backward;
+  json["inter_node_bytes_grad_weights"] = result.counted.grad_weights;
+  add_step(json, "step", backward.step);
+  if (!backward.step_no_reuse) return;
+  add_step(json, "step_no_reuse", *backward.step_no_reuse);
+  json["speedup_by_reuse"] =
+      tools::ratio(backward.step_no_reuse->us.median / backward.step.us.median);
+}
+
 }  // namespace
 
 std::string to_json(const RunContext& context, const StrategyResult& result,
@@ -102,6 +132,7 @@ std::string to_json(const RunContext& context, const StrategyResult& result,
     json["vs_rail_message_in_two"] =
         tools::ratio(result.total_in_two_us() / result.rail_message_us->median);
   }
+  if (result.backward) add_backward(json, result);
   for (const BaselineResult& baseline : baselines) add_baseline(json, result, baseline);
   if (context.settings.link_bits_per_s > 0) {
     json["link_utilisation"] = tools::ratio(result.link_utilisation());

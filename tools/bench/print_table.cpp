@@ -133,6 +133,45 @@ std::string rail_messages_of(const std::vector<StrategyResult>& results) {
       "ours / one message per node of the same bytes and a barrier of the node: {}\n\n", parts);
 }
 
+std::string steps_text(const StepResult& step) {
+  return fmt::format("{} ({:g} rounds of metadata, {:.1f} stalls, {})",
+                     tools::duration(step.us.median), step.metadata_rounds, step.host_stalls,
+                     tools::duration(step.stall_us));
+}
+
+constexpr const char* kBackwardRow = "{:<12} {:>17} {:>17} {:>14}  {}\n";
+
+/// The way back and a whole step of each strategy.
+std::string backward_of(const std::vector<StrategyResult>& results) {
+  if (!results.front().backward) return "";
+  std::string text = fmt::format(kBackwardRow, "strategy", "combine_backward", "dispatch_backward",
+                                 "vs forward", "whole step");
+  for (const StrategyResult& ours : results) {
+    const BackwardResult& backward = *ours.backward;
+    const double forward_us = ours.dispatch_us.median + ours.combine_us.median;
+    const auto with = [](const Spread& rows, const std::optional<Spread>& weights) {
+      const std::string alone = tools::duration(rows.median);
+      return weights ? fmt::format("{} / {}", alone, tools::duration(weights->median)) : alone;
+    };
+    std::string step = steps_text(backward.step);
+    if (backward.step_no_reuse) {
+      step += fmt::format("; planned anew each time {}, {:.2f}x",
+                          steps_text(*backward.step_no_reuse),
+                          backward.step_no_reuse->us.median / backward.step.us.median);
+    }
+    text += fmt::format(
+        kBackwardRow, to_string(ours.strategy),
+        with(backward.combine_backward_us, backward.combine_backward_weights_us),
+        with(backward.dispatch_backward_us, backward.dispatch_backward_weights_us),
+        fmt::format("{:.2f} / {:.2f}", backward.rows_us() / forward_us,
+                    backward.weights_us() / forward_us),
+        step);
+  }
+  return text +
+         "where two figures stand, the second is with gradients of weights; vs forward: both "
+         "backward operations / dispatch + combine; whole step: plan, forward, backward\n\n";
+}
+
 }  // namespace
 
 std::string to_table(const RunContext& context, const RunResult& result) {
@@ -153,6 +192,7 @@ std::string to_table(const RunContext& context, const RunResult& result) {
       "(token, node)\nvs flat: total of flat / total; vs memcpy: memcpy of the received rows "
       "({}) / dispatch, / combine\n\n",
       tools::duration(results.front().memcpy_us.median));
+  text += backward_of(results);
   text += baselines_of(context, result);
   text += rail_messages_of(results);
   return text + "Why:  " + why_best(context, results) + "\nNext: " + what_next(context, results) +

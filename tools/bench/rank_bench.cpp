@@ -81,6 +81,10 @@ RankBench::RankBench(RunContext& context, Transport& transport)
   if (context.options.rail_message && RailReference::exists(context.workload.topology)) {
     rail_reference_.emplace(*context.job, context.workload.topology);
   }
+  if (context.options.backward) {
+    backward_.emplace(BackwardBench::Setting{context.options, transport, stage_, routing_},
+                      context.workload.shape);
+  }
   if (!context.options.baseline) return;
   for (const BaselineRows which : kBaselines) {
     baselines_.emplace_back(
@@ -159,6 +163,7 @@ void RankBench::run_once(std::size_t strategy, int repeat) {
   const ExpertRows rows = run_dispatch(strategy, plan, times);
   run_combine(strategy, rows, times);
   check(strategy, plan, rows);
+  if (backward_) run_backward(strategy, rows, times);
   if (rail_reference_) run_rail_reference(times);
 
   RankRecord& record = context_.ranks[static_cast<std::size_t>(rank_)].strategies[strategy];
@@ -233,6 +238,12 @@ void RankBench::run_combine(std::size_t strategy, const ExpertRows& rows, Repeat
   times.combine.end_s = now_s();
   count_control(before);
   counted_.combine = transport_.counters().payload_bytes - before.payload_bytes;
+}
+
+void RankBench::run_backward(std::size_t strategy, const ExpertRows& rows, RepeatTimes& times) {
+  RankRecord& record = context_.ranks[static_cast<std::size_t>(rank_)].strategies[strategy];
+  const BackwardBench::Repeat repeat{exchanges_[strategy], rows, oracle_, x_, repeat_};
+  if (const auto fault = backward_->run(repeat, times, counted_, record)) fail(strategy, *fault);
 }
 
 void RankBench::run_rail_reference(RepeatTimes& times) {

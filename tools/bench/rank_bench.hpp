@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "bench/backward_bench.hpp"
 #include "bench/baseline_bench.hpp"
 #include "bench/memory.hpp"
 #include "bench/options.hpp"
@@ -57,6 +58,7 @@ class RankBench {
   void run_plan_and_dispatch(std::size_t strategy, RepeatTimes& times);
   ExpertRows run_dispatch(std::size_t strategy, const Plan& plan, RepeatTimes& times);
   void run_combine(std::size_t strategy, const ExpertRows& rows, RepeatTimes& times);
+  void run_backward(std::size_t strategy, const ExpertRows& rows, RepeatTimes& times);
   /// What was sent besides rows and plans since `before`, with a barrier that is left out.
   void count_control(const TrafficCounters& before);
   void check(std::size_t strategy, const Plan& plan, const ExpertRows& rows);
@@ -82,6 +84,7 @@ class RankBench {
   std::vector<Exchange> exchanges_;
   std::vector<BaselineBench> baselines_;
   std::optional<RailReference> rail_reference_;
+  std::optional<BackwardBench> backward_;
   // Of the repeat that runs.
   int repeat_ = -1;
   support::Reference oracle_;

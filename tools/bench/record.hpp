@@ -24,6 +24,13 @@ struct RepeatTimes {
   Interval combine;
   Interval plan_and_dispatch;
   Interval rail_message;  ///< of --baseline rail_message
+  // Of --backward
+  Interval combine_backward;           ///< without gradients of weights
+  Interval dispatch_backward;
+  Interval combine_backward_weights;   ///< with them, where the weights are at combine
+  Interval dispatch_backward_weights;  ///< where they are at the expert
+  Interval step;                       ///< plan and all four operations, one after the other
+  Interval step_no_reuse;              ///< the same with a plan before each of the four
 };
 
 /// Bytes that the transport counted in one repeat.
@@ -32,6 +39,16 @@ struct CountedBytes {
   std::uint64_t dispatch = 0;
   std::uint64_t combine = 0;
   std::uint64_t control = 0;
+  std::uint64_t combine_backward = 0;
+  std::uint64_t dispatch_backward = 0;
+  std::uint64_t grad_weights = 0;  ///< more than those two, with gradients of weights
+};
+
+/// What one step cost the host, all repeats together.
+struct StepStalls {
+  std::uint64_t metadata_rounds = 0;
+  std::uint64_t host_stalls = 0;
+  double stall_us = 0;
 };
 
 /// Memory of a rank's exchange.
@@ -50,6 +67,8 @@ struct RankRecord {
   PlanSummary summary;
   MemoryBytes memory;
   std::uint64_t metadata_rounds = 0;  ///< per plan
+  StepStalls step;
+  StepStalls step_no_reuse;
 };
 
 struct BaselineTimes {

@@ -110,6 +110,41 @@ void check_rows(const RunContext& context, const StrategyResult& result) {
   check("rows between nodes in combine", result.inter_node_rows_combine, rows.back.total());
 }
 
+StepResult summarise_step(const RunContext& context, std::size_t strategy,
+                          Interval RepeatTimes::*part, StepStalls RankRecord::*stalls) {
+  StepResult result;
+  result.us = times_of(context, strategy, part);
+  const auto repeats = static_cast<double>(context.options.repeat);
+  for (const RankRecords& rank : context.ranks) {
+    const StepStalls& own = rank.strategies[strategy].*stalls;
+    result.metadata_rounds =
+        std::max(result.metadata_rounds, static_cast<double>(own.metadata_rounds) / repeats);
+    result.host_stalls =
+        std::max(result.host_stalls, static_cast<double>(own.host_stalls) / repeats);
+    result.stall_us = std::max(result.stall_us, own.stall_us / repeats);
+  }
+  return result;
+}
+
+BackwardResult summarise_backward(const RunContext& context, std::size_t strategy) {
+  const auto times = [&](Interval RepeatTimes::*part) { return times_of(context, strategy, part); };
+  BackwardResult result;
+  result.combine_backward_us = times(&RepeatTimes::combine_backward);
+  result.dispatch_backward_us = times(&RepeatTimes::dispatch_backward);
+  if (context.options.weights == WeightMode::at_combine) {
+    result.combine_backward_weights_us = times(&RepeatTimes::combine_backward_weights);
+  }
+  if (context.options.weights == WeightMode::at_expert) {
+    result.dispatch_backward_weights_us = times(&RepeatTimes::dispatch_backward_weights);
+  }
+  result.step = summarise_step(context, strategy, &RepeatTimes::step, &RankRecord::step);
+  if (context.options.no_reuse) {
+    result.step_no_reuse =
+        summarise_step(context, strategy, &RepeatTimes::step_no_reuse, &RankRecord::step_no_reuse);
+  }
+  return result;
+}
+
 StrategyResult summarise_strategy(const RunContext& context, std::size_t strategy) {
   StrategyResult result;
   result.strategy = context.options.strategies[strategy];
@@ -121,6 +156,7 @@ StrategyResult summarise_strategy(const RunContext& context, std::size_t strateg
   if (context.options.rail_message && RailReference::exists(context.workload.topology)) {
     result.rail_message_us = times_of(context, strategy, &RepeatTimes::rail_message);
   }
+  if (context.options.backward) result.backward = summarise_backward(context, strategy);
   for (std::size_t rank = 0; rank < context.ranks.size(); ++rank) {
     const RankRecord& record = context.ranks[rank].strategies[strategy];
     result.logical_bytes_dispatch +=
@@ -131,6 +167,9 @@ StrategyResult summarise_strategy(const RunContext& context, std::size_t strateg
     result.counted.dispatch += record.counted.dispatch;
     result.counted.combine += record.counted.combine;
     result.counted.control += record.counted.control;
+    result.counted.combine_backward += record.counted.combine_backward;
+    result.counted.dispatch_backward += record.counted.dispatch_backward;
+    result.counted.grad_weights += record.counted.grad_weights;
     result.window_bytes += record.summary.window_bytes;
     result.pool_bytes += record.memory.pool;
     result.peak_bytes += record.memory.all();

@@ -22,6 +22,30 @@ struct Spread {
 /// Linear between the two nearest samples. Requires: at least one sample
 Spread spread_of(std::vector<double> samples);
 
+/// A whole step, per repeat.
+struct StepResult {
+  Spread us;
+  double metadata_rounds = 0;
+  double host_stalls = 0;  ///< of the rank that had most
+  double stall_us = 0;     ///< of the rank that stood longest
+};
+
+struct BackwardResult {
+  Spread combine_backward_us;
+  Spread dispatch_backward_us;
+  /// With gradients of weights, in the operation that has them in this weight mode.
+  std::optional<Spread> combine_backward_weights_us;
+  std::optional<Spread> dispatch_backward_weights_us;
+  StepResult step;
+  std::optional<StepResult> step_no_reuse;
+
+  double rows_us() const { return combine_backward_us.median + dispatch_backward_us.median; }
+  double weights_us() const {
+    return combine_backward_weights_us.value_or(combine_backward_us).median +
+           dispatch_backward_weights_us.value_or(dispatch_backward_us).median;
+  }
+};
+
 struct StrategyResult {
   Strategy strategy = Strategy::flat;
   Spread plan_us;
@@ -30,6 +54,7 @@ struct StrategyResult {
   Spread plan_and_dispatch_us;
   Spread memcpy_us;
   std::optional<Spread> rail_message_us;  ///< of --baseline rail_message
+  std::optional<BackwardResult> backward;  ///< of --backward
   std::uint64_t logical_bytes_dispatch = 0;
   std::uint64_t inter_node_rows_dispatch = 0;
   std::uint64_t inter_node_rows_combine = 0;

@@ -178,7 +178,7 @@ RowCounts count_rows(const Workload& workload) {
 }
 
 std::uint64_t needed_bytes(const Workload& workload, const RowCounts& counts,
-                           std::span<const int> ranks, bool with_baseline) {
+                           std::span<const int> ranks, const BenchOptions& options) {
   const std::uint64_t cold = cold_bytes_per_rank(static_cast<int>(ranks.size()));
   std::uint64_t bytes = 0;
   for (const int rank : ranks) {
@@ -188,7 +188,9 @@ std::uint64_t needed_bytes(const Workload& workload, const RowCounts& counts,
         static_cast<std::uint64_t>(counts.received[at]) * workload.row_bytes();
     // x and out; the window's rows and outputs; both sides of the memcpy; the cooler.
     bytes += 2 * tokens * workload.row_bytes() + 4 * rows + cold;
-    if (!with_baseline) continue;
+    // Gradients of outputs and of x; of rows, and the windows of a step.
+    if (options.backward) bytes += 2 * tokens * workload.row_bytes() + 3 * rows;
+    if (!options.baseline) continue;
     // Of per-expert and of per-rank rows: expert rows, y, what is received and what is sent.
     const std::uint64_t sent =
         tokens * static_cast<std::uint64_t>(workload.num_topk) * workload.row_bytes();

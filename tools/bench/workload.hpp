@@ -72,8 +72,9 @@ struct RowCounts {
 };
 RowCounts count_rows(const Workload& workload);
 
-/// Memory that a run needs for these ranks, which share a machine, together.
+/// Memory that a run needs for these ranks, which share a machine, together. `options`: what else
+/// is measured.
 std::uint64_t needed_bytes(const Workload& workload, const RowCounts& counts,
-                           std::span<const int> ranks, bool with_baseline);
+                           std::span<const int> ranks, const BenchOptions& options);
 
 }  // namespace ferry::bench
