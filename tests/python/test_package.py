@@ -32,11 +32,8 @@ def needs(tool):
 def test_types_are_right(tmp_path):
     mypy = needs("mypy")
     folder = Path(ferry.__file__).parent
-    # ferry.torch is checked where it is called: the types of PyTorch 1.13 contradict --strict.
-    modules = [name for file in folder.glob("*.py")
-               for name in ("-m", f"ferry.{file.stem}" if file.stem != "__init__" else "ferry")]
     run([mypy, "--python-executable", sys.executable, "--strict", "--cache-dir", tmp_path,
-         *modules], cwd=folder.parent)
+         "--config-file", HERE.parents[1] / "pyproject.toml", "-p", "ferry"], cwd=folder.parent)
     run([mypy, "--python-executable", sys.executable, "--strict", "--cache-dir", tmp_path,
          HERE / "programs" / "typed.py"], env={**os.environ, "MYPYPATH": str(folder.parent)})
     run([sys.executable, "-B", HERE / "programs" / "typed.py"])

@@ -172,6 +172,28 @@ def test_a_checkpoint_in_a_checkpoint(kinds):
     run(work)
 
 
+@pytest.mark.parametrize("kinds", [(True, True), (False, True), (True, False)])
+def test_one_layer_in_two_checkpoints_of_a_checkpoint(kinds):
+    def work(group):
+        outer, inner = kinds
+        results = []
+        for nested in (False, True):
+            layer = MoELayer(HIDDEN, INNER, EXPERTS, K, group=group, seed=1)
+
+            def once(h):
+                return checkpoint(layer, h, use_reentrant=inner) if nested else layer(h)
+
+            def twice(h):
+                return once(torch.sin(once(h)) + h)
+            x = tokens(group.rank).requires_grad_()
+            out = checkpoint(twice, x, use_reentrant=outer) if nested else twice(x)
+            out.square().sum().backward()
+            assert layer.dispatcher.metadata_rounds == 2
+            results.append([x.grad] + gradients(layer))
+        assert all(torch.equal(a, b) for a, b in zip(*results))
+    run(work)
+
+
 @BOTH
 def test_one_layer_twice_in_a_region(use_reentrant):
     def work(group):

@@ -12,7 +12,7 @@ from torch import nn
 import ferry
 from ferry.torch import (GateOutput, MoELayer, SigmoidGate, SoftmaxGate, clip_grad_norm_,
                          record_routing, reduce_gradients, split_world, topk_from_logits)
-from moe_oracle import close, expert, moe
+from moe_oracle import close, expert, moe, same
 
 HIDDEN, INNER, EXPERTS, K, TOKENS = 16, 12, 8, 2, 24
 WORLD = 4
@@ -108,13 +108,14 @@ def test_forward_and_gradients(nodes, options):
     assert [r[3] for r in results] == [options.get("overlap", 1)] * WORLD
 
 
-@pytest.mark.parametrize("overlap", [1, 4])
-def test_ep_1_2_4_give_the_same_bits(overlap):
-    """The same tokens on 1, 2 or 4 ranks of a node."""
+@pytest.mark.parametrize("shared, overlap", [(0, 1), (1, 1), (1, 4)])
+def test_ep_1_2_4_give_the_same_bits(shared, overlap):
+    """The same tokens on 1, 2 or 4 ranks of a node. An expert sees the same rows unless chunks cut them
+    elsewhere; shared experts see other numbers of tokens."""
     runs = [over_ranks(ferry.run(step, ranks_per_node=ranks, kwargs={
-        "num_shared_experts": 1, "overlap": overlap})) for ranks in (1, 2, 4)]
+        "num_shared_experts": shared, "overlap": overlap})) for ranks in (1, 2, 4)]
     for out, grad_x, grads in runs[1:]:
-        assert torch.equal(out, runs[0][0])
+        assert torch.equal(out, runs[0][0]) if (shared, overlap) == (0, 1) else same(out, runs[0][0])
         assert close(grad_x, runs[0][1].double(), 1e-6)
         for name, grad in grads.items():
             assert close(grad, runs[0][2][name].double(), 1e-6), name
@@ -170,7 +171,7 @@ def test_ep_x_dp_train_alike():
     base_norms, base = runs[1][0][1], runs[1][0][2]
     assert max(base_norms) > 0.2  # clipping did something
     for ep, results in runs.items():
-        assert torch.equal(first[ep], first[1])
+        assert same(first[ep], first[1])
         for _, norms, weights in results:
             assert norms == results[0][1]  # every rank clips alike
             assert norms == pytest.approx(base_norms, rel=1e-5)
@@ -218,18 +219,21 @@ def test_a_graph_without_backward_goes_with_its_output():
     def rank_work(group):
         layer = MoELayer(HIDDEN, INNER, EXPERTS, K, 1, group=group, overlap=2)
         held = []
+        gc.disable()
         layer.experts.register_forward_hook(
             lambda module, inputs, output: held.append(weakref.ref(output.grad_fn)))
         out = layer(batch(0, 9)[0].requires_grad_())
         assert held[0]() is not None
-        del out
-        gc.collect()
+        del out  # no cycle holds it: window memory cannot wait for the collector
         assert [ref for ref in held if ref() is not None] == []
         before = group.pool_bytes()
         for _ in range(5):
             layer(batch(0, 9)[0].requires_grad_()).sum().backward()
         assert group.pool_bytes() <= 3 * before
-    ferry.run(rank_work, ranks_per_node=2)
+    try:
+        ferry.run(rank_work, ranks_per_node=2)
+    finally:
+        gc.enable()
 
 
 def test_padding_goes_to_no_expert():
@@ -240,7 +244,7 @@ def test_padding_goes_to_no_expert():
         out = layer(x.view(2, 6, HIDDEN), mask=mask.view(2, 6)).view(12, HIDDEN)
         assert (out[~mask] == 0).all() and (out[mask].abs().sum(1) > 0).all()
         assert layer.statistics.counts.sum() == K * mask.sum()
-        assert torch.equal(out[mask], layer(x)[mask])
+        assert same(out[mask].detach(), layer(x)[mask].detach())
     ferry.run(rank_work, ranks_per_node=2)
 
 
@@ -327,7 +331,7 @@ def test_several_groups_in_a_process():
             out = layer(h)
             out.sum().backward()
             results.append((out.detach(), h.grad))
-        return all(torch.equal(a, b) for r in results[1:] for a, b in zip(results[0], r))
+        return all(same(b, a) for r in results[1:] for a, b in zip(results[0], r))
     assert all(ferry.run(rank_work, ranks_per_node=WORLD))
 
 
