@@ -141,7 +141,7 @@ struct DispatchBackwardInput {
   ConstMatrix grad_rows;  ///< [num_rows, hidden], best the memory of a window; else one copy
   /// Weights at the expert: gradients of Plan::row_sources().weight, [num_rows], or with
   /// token_major of Plan::topk_weights(), [num_rows, num_topk]; those of slots without an expert
-  /// are not read.
+  /// go nowhere.
   std::optional<std::span<const float>> grad_row_weights{};
 };
 
@@ -244,7 +244,8 @@ class Exchange {
   /// Shapes:   see DispatchBackwardInput and DispatchBackwardOutput
   /// Requires: all ranks give grad_row_weights, or none does; they and inputs stay alive until done
   /// Ensures:  grad_x rows of tokens without an expert are 0
-  /// Cost:     as combine; 4 bytes more per weight of other nodes' tokens. No metadata
+  /// Cost:     as combine; 4 bytes more per (token, expert) of other nodes' tokens, with token_major
+  ///           4 num_topk per (token, rank). No metadata
   /// Errors:   invalid_argument (shapes; weights unless they are at the expert), mismatch,
   ///           stale_plan, limit_exceeded, timeout, peer_failed
   void dispatch_backward(const Plan& plan, const DispatchBackwardInput& input,

@@ -169,6 +169,8 @@ class Transport {
   /// The transport of this rank in a group of some of the ranks: `ranks[i]` is its rank i, on the
   /// nodes that they have here. Collective over `ranks` alone; several groups may overlap.
   /// Requires: their ranks make the same groups in the same order; goes before this transport
+  ///           Each group moves its own operations: a wait on one does nothing for those of others,
+  ///           unless they have a ProgressThread
   /// Errors:   invalid_argument (no rank of this group, twice the same, or this one is not in it),
   ///           timeout (a rank did not come), peer_failed, unsupported (the transport has none)
   std::unique_ptr<Transport> subgroup(const std::vector<int>& ranks, double deadline_s = 300);

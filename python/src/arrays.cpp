@@ -180,6 +180,11 @@ Rows rows_of(const View& view, const Argument& argument) {
                                  "reshape it",
                                  fmt::join(view.shape, ", ")));
   }
+  if (view.element_bytes < 1) {
+    refuse(argument, fmt::format("has elements of type {}; allowed: float32, bfloat16, float16; "
+                                 "fix: convert it",
+                                 view.element_name));
+  }
   const std::int64_t rows = view.shape[0];
   const std::int64_t columns = view.shape[1];
   const std::int64_t row_bytes = columns * view.element_bytes;
@@ -401,6 +406,7 @@ py::capsule dlpack_of(const Array& array) {
   held->managed.deleter = [](DlManagedTensor* managed) {
     auto* const kept = static_cast<HeldArray*>(managed->context);
     {
+      if (Py_IsInitialized() == 0) return;  // Python has ended, and the array with it
       const py::gil_scoped_acquire gil;
       Py_DECREF(kept->array);
     }

@@ -177,6 +177,15 @@ class Arguments {
       take_view(view, argument);
     } catch (const Error& refusal) {
       error = refusal;
+    } catch (const py::error_already_set& raised) {
+      if (!raised.matches(PyExc_Exception)) throw;  // Ctrl-C is for the caller
+      refuse(name, raised.what());
+    } catch (const py::cast_error& raised) {
+      refuse(name, raised.what());
+    } catch (const std::bad_alloc&) {
+      error = Error(ErrorCode::resource_exhausted,
+                    fmt::format("{}: no memory for {} on rank {}; fix: free some on this rank",
+                                call_, name, rank_));
     }
   }
   ConstMatrix rows(const py::object& array, std::string_view name) {
@@ -235,6 +244,13 @@ class Arguments {
   bool used_numpy = false;
 
  private:
+  // The other ranks are in this call, too: whatever is wrong here ends it there.
+  void refuse(std::string_view name, std::string_view why) {
+    error = Error(ErrorCode::invalid_argument,
+                  fmt::format("{}: {} on rank {} cannot be read: {}; fix: pass an array of NumPy, or "
+                              "a tensor with __dlpack__",
+                              call_, name, rank_, why.substr(0, why.find('\n'))));
+  }
   static const PyRows* window_of(const py::object& array) {
     return py::isinstance<PyRows>(array) ? array.cast<const PyRows*>() : nullptr;
   }

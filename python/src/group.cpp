@@ -38,6 +38,8 @@ Group::Group(std::unique_ptr<Transport> transport, const GroupOptions& options)
 Group::~Group() {
   // Nothing of Python is left that could call: resources hold their group.
   if (!transport_) return;
+  let_go_of_all();  // what another thread dropped still works on the transport
+  buried_.clear();
   without_gil([this] {
     progress_.reset();
     transport_.reset();

@@ -70,10 +70,10 @@ class PendingResource final : public Resource {
   PendingResource(std::unique_ptr<AnyPending> started, std::vector<py::object> kept)
       : pending(std::move(started)), keep(std::move(kept)) {}
   void let_go() override {
-    if (pending) {
-      was_done = pending->done();
-      without_gil([this] { pending->drop(); });
-      pending.reset();  // with the GIL: it may hold the last reference to an array
+    // Gone for others at once: they may ask while it waits without the GIL.
+    if (auto gone = std::move(pending)) {
+      without_gil([&] { gone->drop(); });
+      gone.reset();  // with the GIL: it may hold the last reference to an array
     }
     keep.clear();
   }
@@ -81,7 +81,6 @@ class PendingResource final : public Resource {
 
   std::unique_ptr<AnyPending> pending;
   std::vector<py::object> keep;  ///< arrays that it reads or writes
-  bool was_done = false;
 };
 
 /// What Python holds.

@@ -113,6 +113,12 @@ std::optional<Error> find_combine_backward_error(
   auto error = find_matrix_error(exchange, input.grad_out, {kCall, "grad_out", tokens});
   if (error || !grad_weights) return error;
   error = find_weights_misuse(exchange, kCall, WeightMode::at_combine);
+  if (!error && input.y.data == nullptr && plan.rows.num_rows() > 0) {
+    error = Error(ErrorCode::invalid_argument,
+                  fmt::format("{}: grad_weights without y on rank {}; fix: give the outputs that "
+                              "combine read, or leave grad_weights out",
+                              kCall, exchange.engine.rank()));
+  }
   if (!error) error = find_matrix_error(exchange, input.y, {kCall, "y", plan.rows.num_rows()});
   if (error) return error;
   return find_numbers_error(exchange, grad_weights->size(),

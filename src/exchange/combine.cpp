@@ -68,11 +68,15 @@ bool CombineOperation::step() {
     advanced |= send_some();
     advanced |= sum_home();
     if (!running()) return true;
-    if (weights_) advanced |= send_values() | take_values();
+    if (weights_) {
+      advanced |= send_values();
+      advanced |= take_values();
+    }
     if (!running()) return true;
     advanced |= finish_reading();
   }
-  if (!own_.shown() || !read_all_ || sends_in_flight > 0 || own_.missing_reader(*this) >= 0) {
+  if (!own_.shown() || !read_all_ || sends_in_flight > 0 || own_.missing_reader(*this) >= 0 ||
+      (weights_ && !home_values_->done())) {
     return advanced;
   }
   if (weights_) home_values_->write(*this, weights_->out);
@@ -243,7 +247,7 @@ kernels::SumTerm CombineOperation::output_term(const plan::Target& target) const
 
 bool CombineOperation::finish_reading() {
   if (read_all_ || range_ < plan()->rows.num_ranges() || !senders_.done()) return false;
-  if (weights_ && (!value_senders_->done() || !home_values_->done())) return false;
+  if (weights_ && (!value_senders_->done() || !took_home_values_)) return false;
   windows_.raise(*this, PeerWindows::Flag::released);
   read_all_ = true;
   return true;

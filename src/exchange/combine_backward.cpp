@@ -65,7 +65,10 @@ bool CombineBackwardOperation::step() {
     advanced |= push_home();
     advanced |= finish();
   }
-  if (weights_) advanced |= send_products() | weights_->home.step(*this, flow_.values);
+  if (weights_) {
+    advanced |= send_products();
+    advanced |= weights_->home.step(*this, flow_.values);
+  }
   if (!running() || !all_here()) return advanced;
   if (weights_) {
     weights_->home.write(*this, weights_->out);

@@ -27,18 +27,29 @@ bool ShownRows::take_slot(Operation& operation) {
   if (rows_.stride_bytes() == static_cast<std::int64_t>(exchange.window_stride_bytes)) {
     lease_ = slots.find(rows_.data);
   }
-  if (lease_ && lease_->slot().capacity_bytes >= bytes) {
+  if (lease_ && may_stay(operation)) {
     copied_rows_ = rows_.rows;
   } else {
     lease_ = slots.take(bytes, operation.describe());
   }
-  if (!values_ || values_->empty()) return true;
+  return true;
+}
+
+// Numbers are written behind the rows: in a slot that was taken for a larger plan, those are rows
+// of the caller.
+bool ShownRows::may_stay(const Operation& operation) const {
+  const std::uint64_t bytes = operation.plan()->slot_bytes;
+  const Slot& slot = lease_->slot();
+  return values_ ? slot.wanted_bytes == bytes : slot.capacity_bytes >= bytes;
+}
+
+void ShownRows::write_values(Operation& operation) const {
+  if (!values_ || values_->empty()) return;
   const std::byte* const values = reinterpret_cast<const std::byte*>(values_->data());
-  exchange.engine.transport().pack_rows(
+  operation.exchange().engine.transport().pack_rows(
       {.hidden = static_cast<std::int64_t>(values_->size()),
        .rows = std::span(&values, 1),
        .out = lease_->slot().data() + operation.plan()->summary.window_bytes});
-  return true;
 }
 
 bool ShownRows::copy_some(Operation& operation) {
@@ -58,7 +69,8 @@ bool ShownRows::copy_some(Operation& operation) {
 }
 
 bool ShownRows::show(Operation& operation) {
-  if (shown_ || copied_rows_ < rows_.rows) return false;
+  if (shown_ || copied_rows_ < rows_.rows || lease_->slot().shown) return false;
+  write_values(operation);  // not before: another call may still show what stands there
   const PlanState& plan = *operation.plan();
   shown_ = operation.exchange().engine.publish(
       operation, lease_->slot(),

@@ -39,6 +39,8 @@ class ShownRows {
 
  private:
   bool take_slot(Operation& operation);
+  bool may_stay(const Operation& operation) const;
+  void write_values(Operation& operation) const;
   bool copy_some(Operation& operation);
   bool show(Operation& operation);
 

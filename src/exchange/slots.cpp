@@ -53,6 +53,7 @@ std::unique_ptr<SlotLease> SlotPool::take(std::uint64_t bytes, const std::string
     slots_.push_back(best);
   }
   best->shown = false;
+  best->wanted_bytes = bytes;
   best->holder = holder;
   return std::make_unique<SlotLease>(best);
 }

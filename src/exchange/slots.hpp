@@ -50,6 +50,7 @@ struct Slot {
   std::uint64_t turn = 0;
   bool shown = false;                       ///< peers may touch it
   std::weak_ptr<const Operation> shown_by;  ///< watched: ended ones are found in Engine::retiring_
+  std::uint64_t wanted_bytes = 0;           ///< by whoever took it last
   std::string holder;                       ///< who took it last, for the error of a full pool
   std::atomic<int> leases{0};               ///< atomic: a handle may be dropped on any thread
 

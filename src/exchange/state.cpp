@@ -164,7 +164,9 @@ plan::PlanContext ExchangeState::plan_context(int num_topk) const {
           options.strategy,
           static_cast<std::uint64_t>(options.range_tokens),
           static_cast<std::uint64_t>(options.row_alignment),
-          static_cast<std::uint32_t>(weights_per_row(num_topk))};
+          options.weights == WeightMode::none
+              ? 0U
+              : static_cast<std::uint32_t>(weights_per_row(num_topk))};
 }
 
 wire::SharedOptions ExchangeState::shared_options(int num_topk) const {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <span>
 
+#include "base/check.hpp"
 #include "plan/memory.hpp"
 
 namespace ferry::plan {
@@ -44,6 +45,9 @@ void set_values(LanePair& pair, const PlanContext& context) {
   pair.values.peer = back.peer;
   pair.values.range_begin.clear();
   pair.values.range_begin.reserve(back.range_begin.size());
+  FERRY_ASSERT(std::uint64_t{back.target_begin.back()} * context.values_per_target <= UINT32_MAX,
+               "{} targets with {} weights each on one lane", back.target_begin.back(),
+               context.values_per_target);
   for (const std::uint32_t item : back.range_begin) {
     pair.values.range_begin.push_back(back.target_begin[item] * context.values_per_target);
   }

@@ -93,7 +93,8 @@ struct PlanContext {
   Strategy strategy = Strategy::flat;
   std::uint64_t range_tokens = 1;
   std::uint64_t row_alignment = 1;  ///< each expert's rows start at a multiple of this
-  /// Numbers that may go back for each target: one per weight that it has.
+  /// Numbers that may go back for each target: one per weight that it has, 0 where none has a
+  /// gradient.
   std::uint32_t values_per_target = 1;
 };
 

@@ -23,6 +23,8 @@ class SoleUse {
   /// Of the thread that holds it. A forked child gets it at once: it has no other threads, and
   /// the parent's may hold its copy for ever.
   void lock();
+  /// False where another thread holds it. Not in a forked child.
+  bool try_lock() { return !is_forked() && mutex_.try_lock(); }
   void unlock();
 
   /// Another thread waits in lock().

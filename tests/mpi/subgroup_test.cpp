@@ -110,8 +110,8 @@ void run_failures(ferry::Transport& all) {
 }
 
 // Rank 3 ends the job; the others wait in sub-groups of their own.
-void run_abort() {
-  const auto all = ferry::mpi::attach(MPI_COMM_WORLD);
+void run_abort(const ferry::mpi::AttachOptions& options) {
+  const auto all = ferry::mpi::attach(MPI_COMM_WORLD, options);
   std::unique_ptr<ferry::Transport> part;
   if (all->rank() != 3) part = all->subgroup({0, 1, 2});
   MPI_Barrier(MPI_COMM_WORLD);
@@ -135,7 +135,11 @@ int main(int argc, char** argv) {
     run_failures(*all);
     run_groups(*all);
   }
-  run_abort();
+  run_abort({});
+  MPI_Barrier(MPI_COMM_WORLD);
+  ferry::mpi::AttachOptions split;
+  split.topology = ferry::Topology::uniform(2, 2);
+  run_abort(split);
   MPI_Barrier(MPI_COMM_WORLD);
   if (rank == 0) std::printf("subgroup_test: all sums are right\n");
   MPI_Finalize();

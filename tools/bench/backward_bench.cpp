@@ -3,7 +3,9 @@
 
 #include "bench/backward_bench.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -87,6 +89,7 @@ BackwardBench::Fault BackwardBench::run_combine_backward(const Repeat& repeat, b
   std::memset(grad_x_memory_.data(), kPoison, grad_x_memory_.bytes());
   // Untimed, and of poison: rows that it leaves behind cannot pass.
   repeat.exchange.combine_backward(plan, {matrix(grad_x_memory_), y_->matrix()}, wanted);
+  std::ranges::fill(grad_weights_, std::numeric_limits<float>::quiet_NaN());
   setting_.stage.line_up();
   payload_bytes();
   time.start_s = now_s();
@@ -110,6 +113,7 @@ BackwardBench::Fault BackwardBench::run_dispatch_backward(const Repeat& repeat, 
   }
   repeat.exchange.dispatch_backward(plan, input, output);  // untimed
   std::memset(grad_x_memory_.data(), kPoison, grad_x_memory_.bytes());
+  std::ranges::fill(grad_weights_, std::numeric_limits<float>::quiet_NaN());
   setting_.stage.line_up();
   payload_bytes();
   time.start_s = now_s();

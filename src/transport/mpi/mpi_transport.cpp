@@ -9,6 +9,7 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -355,6 +356,11 @@ void MpiTransport::drop(MPI_Message message, std::uint64_t bytes) {
 }
 
 void MpiTransport::poll_abort() {
+  // While a rank waits in a sub-group, nobody else of it may look at what the whole is told.
+  if (whole_ != nullptr && whole_->sole_use()->try_lock()) {
+    const std::unique_lock looking(*whole_->sole_use(), std::adopt_lock);
+    whole_->poll_abort();
+  }
   if (!open_ || topology().num_nodes() == 1 || sole_use()->is_forked()) return;
   int found = 0;
   MPI_Message message = MPI_MESSAGE_NULL;

@@ -113,7 +113,7 @@ class MpiTransport final : public Transport, private MpiEndListener {
   int spin_rounds_;
   LookTurns looks_;
   SubgroupComms subgroup_comms_;
-  const MpiTransport* whole_ = nullptr;  ///< of a sub-group, which goes first; its end is ours, too
+  MpiTransport* whole_ = nullptr;  ///< of a sub-group, which goes first; its end is ours, too
 
   std::uint64_t next_ticket_ = 1;
   MpiSends sends_;
