@@ -244,8 +244,8 @@ class Exchange {
   /// Shapes:   see DispatchBackwardInput and DispatchBackwardOutput
   /// Requires: all ranks give grad_row_weights, or none does; they and inputs stay alive until done
   /// Ensures:  grad_x rows of tokens without an expert are 0
-  /// Cost:     as combine; 4 bytes more per (token, expert) of other nodes' tokens, with token_major
-  ///           4 num_topk per (token, rank). No metadata
+  /// Cost:     as combine; 4 bytes more per (token, expert) of other nodes' tokens, with
+  ///           token_major 4 num_topk per (token, rank). No metadata
   /// Errors:   invalid_argument (shapes; weights unless they are at the expert), mismatch,
   ///           stale_plan, limit_exceeded, timeout, peer_failed
   void dispatch_backward(const Plan& plan, const DispatchBackwardInput& input,

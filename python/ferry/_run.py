@@ -22,6 +22,7 @@ class _Job:
         self.world = world
         self.num_ranks = num_ranks
         self.results: list[Any] = [None] * num_ranks
+        self.ended = [threading.Event() for _ in range(num_ranks)]
         self.failure: tuple[int, BaseException] | None = None
         self.lock = threading.Lock()
 
@@ -43,6 +44,8 @@ class _Job:
                 core.close(None)
         except BaseException as error:  # an interrupt may come between any two lines
             self.fail(rank, error)
+        finally:
+            self.ended[rank].set()
 
 
 def _note(error: BaseException, rank: int, num_ranks: int) -> None:
@@ -63,8 +66,9 @@ def _interrupt(job: _Job, threads: Sequence[threading.Thread], error: BaseExcept
     for thread in threads:
         if thread.is_alive() and thread.ident is not None:
             _ferry.raise_in_thread(thread.ident, KeyboardInterrupt)
-    for thread in threads:
+    for rank, thread in enumerate(threads):
         if thread.ident is not None:
+            job.ended[rank].wait(max(0.0, end - time.monotonic()))
             thread.join(max(0.0, end - time.monotonic()))
 
 
@@ -115,10 +119,15 @@ def run(fn: Callable[..., _T], nodes: int = 1, ranks_per_node: int = 1, *,
                     f"run: the system gave no thread for rank {rank} of {shape.num_ranks} "
                     f"({error}); fix: use fewer ranks"))
                 break
+        for rank, thread in enumerate(threads):
+            # In steps: a rank that calls run() itself must hear of an interrupt, too. Not in join():
+            # CPython 3.11 takes a thread for ended whose join() an exception leaves.
+            while thread.ident is not None and not job.ended[rank].wait(_LOOK_S):
+                if not thread.is_alive():
+                    break
         for thread in threads:
-            # In steps: a rank that calls run() itself must hear of an interrupt, too.
-            while thread.ident is not None and thread.is_alive():
-                thread.join(_LOOK_S)
+            if thread.ident is not None:
+                thread.join()
     except BaseException as error:
         _interrupt(job, threads, error)
         raise

@@ -177,15 +177,10 @@ class Arguments {
       take_view(view, argument);
     } catch (const Error& refusal) {
       error = refusal;
-    } catch (const py::error_already_set& raised) {
-      if (!raised.matches(PyExc_Exception)) throw;  // Ctrl-C is for the caller
+    } catch (const std::exception& raised) {
+      const auto* const python = dynamic_cast<const py::error_already_set*>(&raised);
+      if (python != nullptr && !python->matches(PyExc_Exception)) throw;  // Ctrl-C
       refuse(name, raised.what());
-    } catch (const py::cast_error& raised) {
-      refuse(name, raised.what());
-    } catch (const std::bad_alloc&) {
-      error = Error(ErrorCode::resource_exhausted,
-                    fmt::format("{}: no memory for {} on rank {}; fix: free some on this rank",
-                                call_, name, rank_));
     }
   }
   ConstMatrix rows(const py::object& array, std::string_view name) {
@@ -198,24 +193,21 @@ class Arguments {
   }
   Matrix output(const py::object& array, std::string_view name) {
     Matrix matrix;
-    take(array, name, [&](const View& view, const Argument& argument) {
-      matrix = output_of(view, dtype_, argument);
-    });
+    take(array, name,
+         [&](const View& view, const Argument& of) { matrix = output_of(view, dtype_, of); });
     return matrix;
   }
   std::span<const std::byte> bytes(const py::object& array, std::string_view name) {
     std::span<const std::byte> found;
     if (array.is_none()) return found;
-    take(array, name,
-         [&](const View& view, const Argument& argument) { found = bytes_of(view, argument); });
+    take(array, name, [&](const View& view, const Argument& of) { found = bytes_of(view, of); });
     return found;
   }
   std::span<float> float_output(const py::object& array, std::string_view name) {
     std::span<float> found;
     if (array.is_none()) return found;
-    take(array, name, [&](const View& view, const Argument& argument) {
-      found = float_output_of(view, argument);
-    });
+    take(array, name,
+         [&](const View& view, const Argument& of) { found = float_output_of(view, of); });
     return found;
   }
   std::span<const float> floats(const py::object& array, std::string_view name) {
@@ -233,8 +225,8 @@ class Arguments {
       take(topk_weights, "topk_weights",
            [&](const View& view, const Argument&) { weights = view; });
     }
-    take(topk_idx, "topk_idx", [&](const View& view, const Argument& argument) {
-      routing = routing_of(view, weights ? &*weights : nullptr, argument);
+    take(topk_idx, "topk_idx", [&](const View& view, const Argument& of) {
+      routing = routing_of(view, weights ? &*weights : nullptr, of);
     });
     return error ? Routing{.num_tokens = -1} : routing;
   }
@@ -244,11 +236,10 @@ class Arguments {
   bool used_numpy = false;
 
  private:
-  // The other ranks are in this call, too: whatever is wrong here ends it there.
   void refuse(std::string_view name, std::string_view why) {
     error = Error(ErrorCode::invalid_argument,
-                  fmt::format("{}: {} on rank {} cannot be read: {}; fix: pass an array of NumPy, or "
-                              "a tensor with __dlpack__",
+                  fmt::format("{}: {} on rank {} cannot be read: {}; fix: pass an array of NumPy, "
+                              "or a tensor with __dlpack__",
                               call_, name, rank_, why.substr(0, why.find('\n'))));
   }
   static const PyRows* window_of(const py::object& array) {

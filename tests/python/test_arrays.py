@@ -281,3 +281,19 @@ def test_a_pending_keeps_its_arrays():
         assert watched() is None
 
     ferry.run(layer, 2, 1)
+
+
+def test_what_python_cannot_read_ends_the_call_on_every_rank():
+    bad = {"a type without bytes": lambda: np.zeros((3, 4), "V0"),
+           "a buffer with gaps": lambda: memoryview(bytearray(64))[::2]}
+    for what, make in bad.items():
+        def rank(group):
+            exchange = ferry.Exchange(group, ferry.Placement.contiguous(4, group.size), 4, "f32")
+            plan = exchange.plan(np.zeros((3, 1), np.int32))
+            x = make() if group.rank == 1 else np.zeros((3, 4), np.float32)
+            with pytest.raises(ferry.InvalidArgumentError) as raised:
+                exchange.dispatch(plan, x)
+                exchange.combine(plan, exchange.output(plan))
+            return str(raised.value)
+        texts = ferry.run(rank, ranks_per_node=2, deadline_s=20)
+        assert texts[0] == texts[1] and "x" in texts[0] and "rank 1" in texts[0], (what, texts)
