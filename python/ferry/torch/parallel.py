@@ -184,6 +184,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, world: object,
     what is clipped, are the same for every split of the world into EP x DP.
     Requires: reduce_gradients before, with the same groups; the same call on all ranks
     Returns:  the norm before clipping, float32 scalar, the same on every rank
+    Ensures:  where it is not finite, all gradients on all ranks are NaN: no loss scaler steps
     Cost:     one all_reduce of one number
     Errors:   ValueError (norm_type; groups, as reduce_gradients), RuntimeError where error_if_nonfinite and the norm is not finite
     """
@@ -198,8 +199,11 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, world: object,
         raise RuntimeError(f"clip_grad_norm_: the norm of all gradients is {float(total)}; fix: look "
                            "for the first layer whose gradient is not finite, or leave "
                            "error_if_nonfinite out")
-    factor = float(max_norm) / (float(total) + 1e-6)
-    if not factor >= 1.0:  # also where it is not a number: the gradients are lost, and should look it
+    # Not a number where the norm is not finite, so that every rank sees that the step is lost: on the
+    # ranks without the infinite gradient 0 would look like a good one.
+    finite = bool(torch.isfinite(total))
+    factor = float(max_norm) / (float(total) + 1e-6) if finite else float("nan")
+    if not factor >= 1.0:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.detach().mul_(factor)

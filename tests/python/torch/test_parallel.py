@@ -128,6 +128,7 @@ def test_a_norm_that_is_not_finite():
     with pytest.raises(RuntimeError, match="is inf"):
         clip_grad_norm_(model, 1.0, None, error_if_nonfinite=True)
     assert torch.isinf(clip_grad_norm_(model, 1.0, None))
+    assert all(torch.isnan(p.grad).all() for p in model.parameters())
 
 
 def test_missing_gradients_count_as_zeros_in_the_same_bucket():
