@@ -210,13 +210,13 @@ class MoELayer(nn.Module):
             self.statistics = run.statistics()
         return out.to(x.dtype).view(x.shape)
 
-    def _apply(self, fn, *options):
+    def _apply(self, fn, **options):
         """A router is not narrowed to half precision with its model: it stays in FP32."""
         if not isinstance(self.gate, TopkGate):
-            return super()._apply(fn, *options)
+            return super()._apply(fn, **options)
         weight, grad = self.gate.weight, self.gate.weight.grad
         kept, kept_grad = weight.detach(), None if grad is None else grad.detach()
-        super()._apply(fn, *options)
+        super()._apply(fn, **options)
         weight = self.gate.weight
         if torch.finfo(weight.dtype).bits < min(32, torch.finfo(kept.dtype).bits):
             weight.grad = None
