@@ -29,5 +29,6 @@ __all__ = [
     "TopkGate", "as_communicator", "clip_grad_norm_", "count_variance", "dense_parameters",
     "expert_counts", "expert_parameters", "grouped_swiglu", "ignore_experts_in_ddp",
     "mark_experts", "record_routing", "reduce_gradients", "set_aux_loss_scale", "split_world",
-    "switch_loss", "topk_from_logits", "update_selection_bias", "variance_loss", "write_trace", "z_loss",
+    "switch_loss", "topk_from_logits", "update_selection_bias", "variance_loss", "write_trace",
+    "z_loss",
 ]

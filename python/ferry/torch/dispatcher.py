@@ -90,9 +90,10 @@ class Dispatcher:
         """Sends every token to its experts.
 
         Shapes: x [T, hidden]; topk_idx int64 or int32 [T, k], -1 = none; topk_weights float32 [T, k]
-        plan:   `plan` of what an earlier call returned, with the same topk_idx and topk_weights on every
-                rank: no metadata is exchanged
-        Errors: ValueError (shapes; a plan of other routing, or of another dispatcher), and those of ferry.Exchange.plan and dispatch
+        plan:   `plan` of what an earlier call returned, with the same topk_idx and topk_weights on
+                every rank: no metadata is exchanged
+        Errors: ValueError (shapes; a plan of other routing, or of another dispatcher), and those of
+                ferry.Exchange.plan and dispatch
         """
         self.check(x)
         if plan is not None:
@@ -112,14 +113,14 @@ class Dispatcher:
     def _check_routing(self, plan: Any, topk_idx: Tensor, topk_weights: Tensor) -> None:
         known = self._routing.get(plan)
         if known is None:
-            raise ValueError("dispatch: the plan is not one of this Dispatcher; allowed: `plan` of what "
-                             "its dispatch returned; fix: give that, or leave plan out")
+            raise ValueError("dispatch: the plan is not one of this Dispatcher; allowed: `plan` of "
+                             "what its dispatch returned; fix: give that, or leave plan out")
         for name, given, wanted in (("topk_idx", topk_idx, known[0]),
                                     ("topk_weights", topk_weights, known[1])):
             if given.shape != wanted.shape or not torch.equal(given.to(wanted), wanted):
-                raise ValueError(f"dispatch: {name} {list(given.shape)} is not what the plan was made "
-                                 f"for, {list(wanted.shape)}; allowed: the same values; fix: leave plan "
-                                 "out where the routing is another one")
+                raise ValueError(f"dispatch: {name} {list(given.shape)} is not what the plan was "
+                                 f"made for, {list(wanted.shape)}; allowed: the same values; fix: "
+                                 "leave plan out where the routing is another one")
 
     def combine(self, tokens: ExpertTokens, y: Tensor) -> Tensor:
         """out [T, hidden]: out[t] = sum_j topk_weights[t,j] * y(t,j), with weights at combine; else the

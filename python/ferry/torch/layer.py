@@ -190,10 +190,10 @@ class MoELayer(nn.Module):
 
         Shapes: x [..., hidden], any number of tokens, also none; mask bool [...]: False = padding, goes
                 to no expert (shared experts see it) -> [..., hidden], the dtype of x
-        Ensures: a token with NaN or Inf, or whose logits overflow, goes to no expert and comes out as
-                NaN, with a gradient of NaN; other tokens, on all ranks, are what they are without it
-        Errors: ValueError (shapes, a model that was cast), raised on this rank only: the others wait for
-                it until their deadline; and those of ferry.Exchange, the same on every rank
+        Ensures: a token with NaN or Inf, or whose logits overflow, goes to no expert and comes out
+                as NaN, with a gradient of NaN; other tokens, on all ranks, are what they are without it
+        Errors: ValueError (shapes, a model that was cast), raised on this rank only: the others wait
+                for it until their deadline; and those of ferry.Exchange, the same on every rank
         """
         self._check_dtypes()
         if x.dim() < 1 or x.shape[-1] != self.hidden:
@@ -232,8 +232,8 @@ class MoELayer(nn.Module):
             if part.w1.dtype != self.dispatcher.dtype:
                 raise ValueError(
                     f"MoELayer: the experts are {part.w1.dtype}, the layer was made for "
-                    f"{self.dispatcher.dtype}; allowed: the same; fix: give dtype={part.w1.dtype} to "
-                    "MoELayer (float32, bfloat16 or float16), instead of casting it with .to(), "
+                    f"{self.dispatcher.dtype}; allowed: the same; fix: give dtype={part.w1.dtype} "
+                    "to MoELayer (float32, bfloat16 or float16), instead of casting it with .to(), "
                     ".bfloat16(), .half() or .double(); its gate stays in FP32")
 
     def extra_repr(self) -> str:
@@ -252,8 +252,8 @@ class _Decided:
 def set_aux_loss_scale(model: nn.Module, scale: Union[float, Tensor]) -> None:
     """Sets `aux_loss_scale` of every MoELayer in the model.
 
-    scale   what the step does to its loss before backward: loss_scale / num_microbatches. So 1/4 where
-            each of four micro-batches calls `(loss / 4).backward()`; `scaler.get_scale() / 4` where
+    scale   what the step does to its loss before backward: loss_scale / num_microbatches. So 1/4
+            where each of four micro-batches calls `(loss / 4).backward()`; `scaler.get_scale() / 4` where
             `scaler.scale(loss / 4).backward()` is called, set anew each step
     """
     for module in model.modules():
@@ -324,8 +324,8 @@ class _Run:
         return out if loss is None else _AttachLoss.apply(out, loss, self._layer.aux_loss_scale)
 
     def _marked(self, out: Tensor) -> Tensor:
-        """NaN for tokens that are not finite, and in the gradient of their x: so the loss shows them,
-        and a loss scaler skips the step. No other row is touched."""
+        """NaN for tokens that are not finite, and in the gradient of their x: so the loss shows
+        them, and a loss scaler skips the step. No other row is touched."""
         bad = [torch.nonzero(gate.not_finite).squeeze(1) + begin
                for gate, (begin, _) in zip(self._gates, self._spans) if gate.not_finite is not None]
         if not bad:

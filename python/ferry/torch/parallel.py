@@ -134,8 +134,8 @@ def reduce_gradients(model: nn.Module, world: object, expert_data_parallel: obje
     Ensures:  dense gradients averaged over the world; expert gradients summed over their copies and
               divided by the size of the world (see the top of this file); the same for every split
               of the world into EP x DP. A parameter without a gradient counts as zeros
-    Cost:     all_reduces of 32 MiB, in the order of the modules. A ferry Group gathers: every rank gets
-              the gradients of all of its R ranks, R x their bytes; MPI and torch.distributed reduce
+    Cost:     all_reduces of 32 MiB, in the order of the modules. A ferry Group gathers: every rank
+              gets the gradients of all of its R ranks, R x their bytes; MPI and torch.distributed reduce
     Errors:   TypeError (what is no group), ValueError (copies that do not divide the world, or that,
               times the expert-parallel group of a layer, are not the world)
     """
@@ -161,8 +161,9 @@ def _check_copies(model: nn.Module, everyone: Communicator, copies: Communicator
             raise ValueError(
                 f"layer {name!r} shares its experts over {ranks} ranks, expert_data_parallel has "
                 f"{copies.size}, the world {everyone.size}; allowed: EP x DP = world, and {ranks} x "
-                f"{copies.size} is not {everyone.size}; fix: give as expert_data_parallel the group of "
-                "the ranks that hold the same experts, such as split_world(...).expert_data_parallel")
+                f"{copies.size} is not {everyone.size}; fix: give as expert_data_parallel the group "
+                "of the ranks that hold the same experts, such as "
+                "split_world(...).expert_data_parallel")
 
 
 def _sum_of_powers(parameters: List[nn.Parameter], norm_type: float) -> Tensor:
@@ -186,7 +187,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, world: object,
     Returns:  the norm before clipping, float32 scalar, the same on every rank
     Ensures:  where it is not finite, all gradients on all ranks are NaN: no loss scaler steps
     Cost:     one all_reduce of one number
-    Errors:   ValueError (norm_type; groups, as reduce_gradients), RuntimeError where error_if_nonfinite and the norm is not finite
+    Errors:   ValueError (norm_type; groups, as reduce_gradients), RuntimeError where
+              error_if_nonfinite and the norm is not finite
     """
     if not 0 < norm_type < float("inf"):
         raise ValueError(f"clip_grad_norm_: norm_type = {norm_type}; allowed: a finite number above 0")
@@ -199,8 +201,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, world: object,
         raise RuntimeError(f"clip_grad_norm_: the norm of all gradients is {float(total)}; fix: look "
                            "for the first layer whose gradient is not finite, or leave "
                            "error_if_nonfinite out")
-    # Not a number where the norm is not finite, so that every rank sees that the step is lost: on the
-    # ranks without the infinite gradient 0 would look like a good one.
+    # Not a number where the norm is not finite, so that every rank sees that the step is lost: on
+    # the ranks without the infinite gradient 0 would look like a good one.
     finite = bool(torch.isfinite(total))
     factor = float(max_norm) / (float(total) + 1e-6) if finite else float("nan")
     if not factor >= 1.0:

@@ -1,5 +1,5 @@
-"""What a layer does with tokens that are not finite, casts, micro-batches, writes in place, and with the
-answers of gates and experts of one's own."""
+"""What a layer does with tokens that are not finite, casts, micro-batches, writes in place, and with
+the answers of gates and experts of one's own."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -131,7 +131,8 @@ def test_a_model_that_was_cast_is_refused():
             with pytest.raises(ValueError, match="instead of casting .* gate stays in FP32"):
                 layer(batch(0, 3)[0])
         layer = MoELayer(HIDDEN, INNER, EXPERTS, K, 1, group=group, dtype=torch.bfloat16)
-        before, layer.gate.weight.grad = layer.gate.weight.detach().clone(), torch.ones(EXPERTS, HIDDEN)
+        before = layer.gate.weight.detach().clone()
+        layer.gate.weight.grad = torch.ones(EXPERTS, HIDDEN)
         nn.Sequential(layer).bfloat16()[0](batch(0, 3)[0].bfloat16())
         assert torch.equal(layer.gate.weight, before)
         assert layer.gate.weight.grad.dtype == torch.float32

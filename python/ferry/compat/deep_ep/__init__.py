@@ -6,8 +6,8 @@ tuples and handle replay, so that a layer written against it runs with
 Rows are Ferry's token_major layout: one per (token, rank), by source rank, then token. Calls are done
 when they return, so events are there for their form only. What has no meaning here is taken and
 ignored (num_sms, configs, buffer sizes, streams); what Ferry cannot do is refused: FP8 pairs of
-tensor and scales, low-latency mode, num_worst_tokens. There is no `get_comm_stream`: nothing runs on a
-stream.
+tensor and scales, low-latency mode, num_worst_tokens. There is no `get_comm_stream`: nothing runs
+on a stream.
 Source: DeepEP README, interfaces and examples of V1
 """
 
