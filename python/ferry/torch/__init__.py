@@ -2,7 +2,7 @@
 
     gates       SoftmaxGate, SigmoidGate, GateOutput         FP32, deterministic, with capacity
     losses      switch_loss, variance_loss, z_loss, update_selection_bias
-    layer       MoELayer                                     all of it, pipelined
+    layer       MoELayer, set_aux_loss_scale                 all of it, pipelined
     dispatcher  Dispatcher                                   plan, dispatch, combine with gradients
     experts     GroupedExperts, SharedExperts, grouped_swiglu
     parallel    expert_parameters, reduce_gradients, clip_grad_norm_, split_world
@@ -15,7 +15,7 @@ from ferry.torch.communicators import Communicator, as_communicator
 from ferry.torch.dispatcher import Dispatcher, ExpertTokens
 from ferry.torch.experts import GroupedExperts, SharedExperts, grouped_swiglu
 from ferry.torch.gates import GateOutput, SigmoidGate, SoftmaxGate, TopkGate, topk_from_logits
-from ferry.torch.layer import MoELayer, RoutingStatistics
+from ferry.torch.layer import MoELayer, RoutingStatistics, set_aux_loss_scale
 from ferry.torch.losses import (count_variance, expert_counts, switch_loss, update_selection_bias,
                                 variance_loss, z_loss)
 from ferry.torch.parallel import (clip_grad_norm_, dense_parameters, expert_parameters,
@@ -28,6 +28,7 @@ __all__ = [
     "RoutingRecorder", "RoutingStatistics", "SharedExperts", "SigmoidGate", "SoftmaxGate",
     "TopkGate", "as_communicator", "clip_grad_norm_", "count_variance", "dense_parameters",
     "expert_counts", "expert_parameters", "grouped_swiglu", "ignore_experts_in_ddp",
-    "mark_experts", "record_routing", "reduce_gradients", "split_world", "switch_loss",
-    "topk_from_logits", "update_selection_bias", "variance_loss", "write_trace", "z_loss",
+    "mark_experts", "record_routing", "reduce_gradients", "set_aux_loss_scale", "split_world",
+    "switch_loss", "topk_from_logits", "update_selection_bias", "variance_loss", "write_trace",
+    "z_loss",
 ]

@@ -4,11 +4,11 @@ recomputed scores tie.
 
 PyTorch tells a module neither that it is being computed again nor which earlier call it repeats. What
 it does keep, from the first forward until backward is done, is one object per checkpointed region:
-the `ctx` of an autograd function for reentrant checkpoints (those of PyTorch, DeepSpeed and Megatron
-alike), and for `use_reentrant=False` the storage or frame of its saved tensors. These objects are
-looked up on the stack, and notes are left on them: so two micro-batches in flight are told apart, in
-whatever order their backwards come, and notes go when the region does. No note is left outside of a
-checkpoint.
+the `ctx` of an autograd function for reentrant checkpoints (PyTorch's are tested, those of other
+libraries are not), and for `use_reentrant=False` the storage or frame of its saved tensors. These
+objects are looked up on the stack, and notes are left on them: so two micro-batches in flight are
+told apart, in whatever order their backwards come, and notes go when the region does. No note is left
+outside of a checkpoint.
 """
 
 import sys

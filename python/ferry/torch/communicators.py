@@ -35,6 +35,11 @@ class Communicator:
         return tensor.detach().copy_(total.view(tensor.shape))
 
 
+def to_current_gpu(tensor: Tensor) -> Tensor:
+    """A copy on this process's current CUDA device."""
+    return tensor.detach().to(torch.device("cuda", torch.cuda.current_device()))
+
+
 def _mpi(comm) -> Communicator:
     from mpi4py import MPI  # only for a caller who has it: it handed us one of its communicators
 
@@ -47,8 +52,16 @@ def _mpi(comm) -> Communicator:
 
 def _process_group(group) -> Communicator:
     import torch.distributed as dist
-    return Communicator(dist.get_rank(group), dist.get_world_size(group),
-                        sum_tensor=lambda tensor: dist.all_reduce(tensor, group=group))
+
+    def total(tensor: Tensor) -> None:
+        # NCCL takes no CPU tensors, and loads and norms are ones.
+        if tensor.device.type == "cpu" and dist.get_backend(group) == "nccl":
+            moved = to_current_gpu(tensor)
+            dist.all_reduce(moved, group=group)
+            tensor.detach().copy_(moved)
+        else:
+            dist.all_reduce(tensor, group=group)
+    return Communicator(dist.get_rank(group), dist.get_world_size(group), sum_tensor=total)
 
 
 def as_communicator(group: object) -> Communicator:

@@ -7,7 +7,8 @@
 `ferry.torch.MoELayer` is built on the same parts and pipelines them.
 """
 
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Tuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -71,6 +72,7 @@ class Dispatcher:
                              "fix: use ferry.Exchange for the other one")
         self.group, self.dtype, self.hidden = group, dtype, hidden
         self.exchange = Exchange(group, placement, hidden, dtype_name(dtype), **options)
+        self._routing: "WeakKeyDictionary[Any, Tuple[Tensor, Tensor]]" = WeakKeyDictionary()
 
     @property
     def metadata_rounds(self) -> int:
@@ -88,10 +90,14 @@ class Dispatcher:
         """Sends every token to its experts.
 
         Shapes: x [T, hidden]; topk_idx int64 or int32 [T, k], -1 = none; topk_weights float32 [T, k]
-        plan:   of an earlier call with the same routing: no metadata is exchanged
-        Errors: ValueError (shapes), and those of ferry.Exchange.plan and dispatch
+        plan:   `plan` of what an earlier call returned, with the same topk_idx and topk_weights on
+                every rank: no metadata is exchanged
+        Errors: ValueError (shapes; a plan of other routing, or of another dispatcher), and those of
+                ferry.Exchange.plan and dispatch
         """
         self.check(x)
+        if plan is not None:
+            self._check_routing(plan, topk_idx, topk_weights)
         call = ExchangeCall(self.exchange, x, [(0, x.shape[0])])
         call.enter()
         if plan is None:
@@ -99,7 +105,22 @@ class Dispatcher:
         else:
             call.plans[0] = plan
         call.start_dispatch(0)
+        if plan is None:
+            # Copies: the caller may change theirs in place.
+            self._routing[call.plans[0]] = (topk_idx.detach().clone(), topk_weights.detach().clone())
         return ExpertTokens(call, *call.finish_dispatch(0, topk_weights), topk_weights)
+
+    def _check_routing(self, plan: Any, topk_idx: Tensor, topk_weights: Tensor) -> None:
+        known = self._routing.get(plan)
+        if known is None:
+            raise ValueError("dispatch: the plan is not one of this Dispatcher; allowed: `plan` of "
+                             "what its dispatch returned; fix: give that, or leave plan out")
+        for name, given, wanted in (("topk_idx", topk_idx, known[0]),
+                                    ("topk_weights", topk_weights, known[1])):
+            if given.shape != wanted.shape or not torch.equal(given.to(wanted), wanted):
+                raise ValueError(f"dispatch: {name} {list(given.shape)} is not what the plan was "
+                                 f"made for, {list(wanted.shape)}; allowed: the same values; fix: "
+                                 "leave plan out where the routing is another one")
 
     def combine(self, tokens: ExpertTokens, y: Tensor) -> Tensor:
         """out [T, hidden]: out[t] = sum_j topk_weights[t,j] * y(t,j), with weights at combine; else the

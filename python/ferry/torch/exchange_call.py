@@ -41,7 +41,7 @@ class ExchangeCall:
     """
 
     def __init__(self, exchange: Any, x: Tensor, spans: Sequence[Span]) -> None:
-        staging.check_device(x, "x")
+        staging.check_device(x, "x", exchange.group)
         self.exchange, self.spans, self.device = exchange, list(spans), x.device
         self.weights_at_expert = exchange.options["weights"] == "at_expert"
         self.weights_at_combine = exchange.options["weights"] == "at_combine"

@@ -63,8 +63,9 @@ class _How:
         covered = self.covers(like.shape[0])
         if given is None:
             return torch.empty_like(like) if covered else torch.zeros_like(like)
-        # Under a new name: autograd could not follow a write into a view of something larger.
-        given = given.data
+        # Under a new name: autograd could not follow a write into a view of something larger. Not
+        # `.data`, whose version would not count later writes to the memory.
+        given = given.detach()
         return given if covered else given.zero_()
 
 
@@ -266,7 +267,7 @@ class _ScaledRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, weights, how):
         ctx.save_for_backward(y, weights)
-        result = torch.empty_like(y) if how.out is None else how.out.data
+        result = torch.empty_like(y) if how.out is None else how.out.detach()
         return result.copy_(y.float() * weights.unsqueeze(1))
 
     @staticmethod

@@ -10,7 +10,7 @@ A gate of one's own is any `torch.nn.Module` whose forward returns a `GateOutput
 """
 
 from dataclasses import dataclass
-from typing import Callable, Optional
+from typing import Callable, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class GateOutput:
     chosen_idx    int64 [T, k]: topk_idx before a capacity emptied slots; renormalised weights divide
                   by the sum over these
     replayed      True when the choice was given (`replay`), not made: a recomputed layer
+    not_finite    bool [T]: real tokens whose logits are no finite numbers. They go to no expert and
+                  count in no loss; `MoELayer` gives NaN for them. None = none is
     """
 
     topk_idx: Tensor
@@ -47,6 +49,7 @@ class GateOutput:
     aux_loss: Optional[Tensor] = None
     chosen_idx: Optional[Tensor] = None
     replayed: bool = False
+    not_finite: Optional[Tensor] = None
 
 
 def stable_topk(values: Tensor, k: int) -> Tensor:
@@ -133,12 +136,17 @@ class TopkGate(nn.Module):
                 no expert, takes no capacity and counts in no loss
         replay: what an earlier call on these tokens gave: its choice is taken as it is, also its -1
                 and its counts, so that a recomputed layer routes as it did before
+        A token with NaN or Inf, or whose logits overflow, gets no expert: one of them must not end
+        the step of every rank (see GateOutput.not_finite)
         Errors: ValueError (shapes)
         """
         x = x.reshape(-1, self._width(x))
         mask = None if mask is None else self._mask(mask, x.shape[0])
         with no_autocast(x):
-            logits = fp32_linear(x, self.weight)
+            logits, not_finite = self._logits(x)
+            if not_finite is not None:
+                real = torch.ones_like(not_finite) if mask is None else mask
+                mask, not_finite = real & ~not_finite, real & not_finite
             scores = self._scores(logits)
             # A non-reentrant checkpoint wants a replay to save the same tensors in the same order:
             # what differs between the two is done without a graph.
@@ -155,7 +163,7 @@ class TopkGate(nn.Module):
             weights = weights.masked_fill(topk_idx < 0, 0.0)
             aux_loss = self._aux_loss(logits, scores, counts, mask)
         return GateOutput(topk_idx, weights, scores, counts, dropped, aux_loss, chosen_idx,
-                          replay is not None)
+                          replay is not None, not_finite)
 
     def take_load(self) -> Tensor:
         """int64 [E]: this rank's choices in training since the last call; starts anew."""
@@ -164,6 +172,18 @@ class TopkGate(nn.Module):
 
     def extra_repr(self) -> str:
         return f"hidden={self.hidden}, num_experts={self.num_experts}, num_topk={self.num_topk}"
+
+    def _logits(self, x: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+        """float32 [T, E], and which tokens' are not finite: those are zeros here, and so are their
+        gradients, because zero times NaN would be NaN in the gradient of the weight."""
+        finite = torch.isfinite(x.detach()).all(-1, keepdim=True)
+        if not bool(finite.all()):
+            x = x.masked_fill(~finite, 0.0)
+        logits = fp32_linear(x, self.weight)
+        finite = finite & torch.isfinite(logits.detach()).all(-1, keepdim=True)
+        if bool(finite.all()):
+            return logits, None
+        return logits.masked_fill(~finite, 0.0), ~finite.squeeze(-1)
 
     def _choose(self, scores: Tensor, mask: Optional[Tensor]) -> Tensor:
         """int64 [T, k], before any capacity."""

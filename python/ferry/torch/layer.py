@@ -10,8 +10,9 @@ How a call goes, with `overlap` chunks c of tokens:
 Backward is pipelined the same way (exchange_call.py), and uses the plans of forward.
 """
 
+import copy
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -22,7 +23,7 @@ from ferry.torch import checkpoints
 from ferry.torch.dispatcher import Dispatcher
 from ferry.torch.exchange_call import ExchangeCall
 from ferry.torch.experts import GroupedExperts, SharedExperts, scale_rows
-from ferry.torch.gates import GateOutput, SigmoidGate, SoftmaxGate
+from ferry.torch.gates import GateOutput, SigmoidGate, SoftmaxGate, TopkGate
 from ferry.torch.parallel import mark_experts
 from ferry.torch.seeds import seed_of
 
@@ -50,7 +51,7 @@ class _AttachLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, out, loss, scale):
         ctx.scale, ctx.loss_meta = scale, (loss.dtype, loss.device)
-        return out.view_as(out)
+        return out.data  # not a view, which the caller could not change in place; nobody saved `out`
 
     @staticmethod
     def backward(ctx, grad):
@@ -77,6 +78,20 @@ class _GateCaller:
         self._takes_replay = takes_all or "replay" in parameters
 
     def __call__(self, x: Tensor, mask: Optional[Tensor], replay: Optional[GateOutput]) -> GateOutput:
+        result = self._call(x, mask, replay)
+        with torch.no_grad():
+            finite = torch.isfinite(result.topk_weights).all(-1)
+        if not bool(finite.all()):  # of a gate of one's own
+            bad = ~finite
+            self._clear(result, bad)
+            result.not_finite = bad if result.not_finite is None else result.not_finite | bad
+        if replay is not None and not torch.equal(result.topk_idx, replay.topk_idx):
+            raise ValueError(f"MoELayer: {type(self._gate).__name__} chose other experts when a "
+                             "checkpoint computed it again; allowed: the same choice; fix: let its "
+                             "forward take replay=, the GateOutput of the first time")
+        return result
+
+    def _call(self, x: Tensor, mask: Optional[Tensor], replay: Optional[GateOutput]) -> GateOutput:
         options = {}
         if self._takes_mask and mask is not None:
             options["mask"] = mask
@@ -84,15 +99,21 @@ class _GateCaller:
             options["replay"] = replay
         result = self._gate(x, **options)
         self._check(result, x.shape[0])
+        if isinstance(result, GateOutput):
+            result = copy.copy(result)  # its fields are set below
+        else:
+            result = GateOutput(**{field.name: getattr(result, field.name, field.default)
+                                   for field in fields(GateOutput)})
         if mask is not None and not self._takes_mask:
-            real = mask.unsqueeze(-1)
-            result.topk_idx = result.topk_idx.masked_fill(~real, -1)
-            result.topk_weights = result.topk_weights.masked_fill(~real, 0.0)
-        if replay is not None and not torch.equal(result.topk_idx, replay.topk_idx):
-            raise ValueError(f"MoELayer: {type(self._gate).__name__} chose other experts when a "
-                             "checkpoint computed it again; allowed: the same choice; fix: let its "
-                             "forward take replay=, the GateOutput of the first time")
+            self._clear(result, ~mask)
         return result
+
+    @staticmethod
+    def _clear(result: GateOutput, tokens: Tensor) -> None:
+        """These tokens go to no expert."""
+        tokens = tokens.unsqueeze(-1)
+        result.topk_idx = result.topk_idx.masked_fill(tokens, -1)
+        result.topk_weights = result.topk_weights.masked_fill(tokens, 0.0)
 
     def _check(self, result: GateOutput, num_tokens: int) -> None:
         idx, weights = getattr(result, "topk_idx", None), getattr(result, "topk_weights", None)
@@ -118,14 +139,16 @@ class MoELayer(nn.Module):
     strategy, weights   of ferry.Exchange; weights "at_combine" or "at_expert"
     experts      a module of one's own, called with (rows, expert_counts) -> y, instead of SwiGLU; with
                  row_alignment also with expert_offsets=
-    seed         of the first weights; None = the number of the layer on its group. Each expert's
-                 weights depend on seed and its id alone, so every split of the world starts alike
+    seed         of the first weights; None = the number of the layer on its group, so layers on
+                 different groups may start alike. Each expert's weights depend on seed and its id
+                 alone, so every split of the world starts alike
     options      further options of ferry.Exchange, such as wire_combine="f32"
     Requires:    all ranks of the group make the same layers, call them and run backward in the same
                  order; the layer is used by one thread
     aux_loss_scale   what the gradient of the gate's auxiliary loss is multiplied with. That loss is
                  attached to the output: backward counts it, also under checkpoints, without being
-                 told; its value is in `statistics`. With a loss scaler set it to the scale
+                 told; its value is in `statistics`. With a loss scaler or micro-batches:
+                     `set_aux_loss_scale`
     Errors:      ValueError (sizes, overlap, weights), and those of ferry.Exchange
     """
 
@@ -167,8 +190,12 @@ class MoELayer(nn.Module):
 
         Shapes: x [..., hidden], any number of tokens, also none; mask bool [...]: False = padding, goes
                 to no expert (shared experts see it) -> [..., hidden], the dtype of x
-        Errors: ValueError (shapes), and those of ferry.Exchange, the same on every rank
+        Ensures: a token with NaN or Inf, or whose logits overflow, goes to no expert and comes out
+                as NaN, with a gradient of NaN; other tokens, on all ranks, are what they are without it
+        Errors: ValueError (shapes, a model that was cast), raised on this rank only: the others wait
+                for it until their deadline; and those of ferry.Exchange, the same on every rank
         """
+        self._check_dtypes()
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"MoELayer: x has shape {list(x.shape)}; allowed: [..., {self.hidden}]")
         rows = x.reshape(-1, self.hidden)
@@ -183,6 +210,32 @@ class MoELayer(nn.Module):
             self.statistics = run.statistics()
         return out.to(x.dtype).view(x.shape)
 
+    def _apply(self, fn, **options):
+        """A router is not narrowed to half precision with its model: it stays in FP32."""
+        if not isinstance(self.gate, TopkGate):
+            return super()._apply(fn, **options)
+        weight, grad = self.gate.weight, self.gate.weight.grad
+        kept, kept_grad = weight.detach(), None if grad is None else grad.detach()
+        super()._apply(fn, **options)
+        weight = self.gate.weight
+        if torch.finfo(weight.dtype).bits < min(32, torch.finfo(kept.dtype).bits):
+            weight.grad = None
+            weight.data = kept.to(weight.device)
+            weight.grad = None if kept_grad is None else kept_grad.to(weight.device)
+        return self
+
+    def _check_dtypes(self) -> None:
+        """Rows have the dtype that the exchange was made for; a cast of the model leaves that."""
+        for part in (self.experts, self.shared_experts):
+            if not isinstance(part, (GroupedExperts, SharedExperts)):
+                continue
+            if part.w1.dtype != self.dispatcher.dtype:
+                raise ValueError(
+                    f"MoELayer: the experts are {part.w1.dtype}, the layer was made for "
+                    f"{self.dispatcher.dtype}; allowed: the same; fix: give dtype={part.w1.dtype} "
+                    "to MoELayer (float32, bfloat16 or float16), instead of casting it with .to(), "
+                    ".bfloat16(), .half() or .double(); its gate stays in FP32")
+
     def extra_repr(self) -> str:
         return (f"hidden={self.hidden}, num_experts={self.num_experts}, num_topk={self.num_topk}, "
                 f"overlap={self.overlap}")
@@ -196,10 +249,26 @@ class _Decided:
     plans: List[Any]
 
 
+def set_aux_loss_scale(model: nn.Module, scale: Union[float, Tensor]) -> None:
+    """Sets `aux_loss_scale` of every MoELayer in the model.
+
+    scale   what the step does to its loss before backward: loss_scale / num_microbatches. So 1/4
+            where each of four micro-batches calls `(loss / 4).backward()`; `scaler.get_scale() / 4` where
+            `scaler.scale(loss / 4).backward()` is called, set anew each step
+    """
+    for module in model.modules():
+        if isinstance(module, MoELayer):
+            module.aux_loss_scale = scale
+
+
 def _without_graph(output: GateOutput) -> GateOutput:
-    values = {name: value.detach() if isinstance(value, Tensor) else value
-              for name, value in vars(output).items() if name != "scores"}
-    return GateOutput(**values)
+    """A copy for a replay, of the gate's own kind."""
+    kept = copy.copy(output)
+    for name, value in vars(output).items():
+        if isinstance(value, Tensor):
+            setattr(kept, name, value.detach())
+    kept.scores = None
+    return kept
 
 
 def chunk_spans(num_tokens: int, num_chunks: int) -> List[Tuple[int, int]]:
@@ -250,9 +319,27 @@ class _Run:
         if not self.repeated:
             checkpoints.remember(self._layer, _Decided(
                 [_without_graph(gate) for gate in self._gates], list(call.plans)))
-        out = out if extra is None else out + extra
+        out = self._marked(out if extra is None else out + extra)
         loss = self._aux_loss()
         return out if loss is None else _AttachLoss.apply(out, loss, self._layer.aux_loss_scale)
+
+    def _marked(self, out: Tensor) -> Tensor:
+        """NaN for tokens that are not finite, and in the gradient of their x: so the loss shows
+        them, and a loss scaler skips the step. No other row is touched."""
+        bad = [torch.nonzero(gate.not_finite).squeeze(1) + begin
+               for gate, (begin, _) in zip(self._gates, self._spans) if gate.not_finite is not None]
+        if not bad:
+            return out
+        tokens = torch.cat(bad)
+        return out.index_copy(0, tokens, self._rows[tokens].to(out.dtype) * float("nan"))
+
+    def _shares(self) -> List[float]:
+        """Each chunk's part of the tokens that count in its losses."""
+        counts = []
+        for gate, (begin, end) in zip(self._gates, self._spans):
+            count = end - begin if self._mask is None else int(self._mask[begin:end].sum())
+            counts.append(count if gate.not_finite is None else count - int(gate.not_finite.sum()))
+        return [count / max(1, sum(counts)) for count in counts]
 
     def _choose(self, chunk: int) -> None:
         """Gate and plan of a chunk; the plan is only started."""
@@ -271,7 +358,7 @@ class _Run:
         counts = plan.expert_counts
         if not isinstance(experts, GroupedExperts):
             aligned = {} if sum(counts) == plan.num_rows else {"expert_offsets": plan.expert_offsets}
-            y = experts(rows, counts, **aligned)
+            y = experts(rows, counts, **aligned).to(rows.dtype)  # autocast may have chosen another
         else:
             y = experts(rows, counts, expert_offsets=plan.expert_offsets, poll=call.poll,
                         out=call.output(chunk) if row_weights is None else None,
@@ -283,20 +370,17 @@ class _Run:
         losses = [gate.aux_loss for gate in self._gates]
         if any(loss is None for loss in losses) or not any(loss.requires_grad for loss in losses):
             return None
-        total = max(1, self._rows.shape[0])
-        return sum(loss * ((end - begin) / total)
-                   for loss, (begin, end) in zip(losses, self._spans))
+        return sum(loss * share for loss, share in zip(losses, self._shares()))
 
     def statistics(self) -> RoutingStatistics:
         """Summed over the chunks; zeros for what a gate of one's own does not tell."""
         none = torch.zeros(self._layer.num_experts, dtype=torch.int64)
-        total = max(1, self._rows.shape[0])
 
         def add(values: Sequence[Optional[Tensor]], zero: Tensor) -> Tensor:
             known = [value.detach() for value in values if value is not None]
             return sum(known) if known else zero
-        losses = [None if gate.aux_loss is None else gate.aux_loss * ((end - begin) / total)
-                  for gate, (begin, end) in zip(self._gates, self._spans)]
+        losses = [None if gate.aux_loss is None else gate.aux_loss * share
+                  for gate, share in zip(self._gates, self._shares())]
         return RoutingStatistics(add([gate.counts for gate in self._gates], none),
                                  add([gate.dropped for gate in self._gates], none),
                                  add(losses, torch.zeros(())))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ferry.torch.communicators import Communicator, as_communicator
+from ferry.torch.dispatcher import Dispatcher
 
 #: Bytes of one all_reduce: few calls, and little memory beside the gradients.
 _BUCKET_BYTES = 32 << 20
@@ -133,22 +134,36 @@ def reduce_gradients(model: nn.Module, world: object, expert_data_parallel: obje
     Ensures:  dense gradients averaged over the world; expert gradients summed over their copies and
               divided by the size of the world (see the top of this file); the same for every split
               of the world into EP x DP. A parameter without a gradient counts as zeros
-    Cost:     all_reduces of 32 MiB, in the order of the modules
-    Errors:   TypeError (what is no group), ValueError (copies that do not divide the world)
+    Cost:     all_reduces of 32 MiB, in the order of the modules. A ferry Group gathers: every rank
+              gets the gradients of all of its R ranks, R x their bytes; MPI and torch.distributed reduce
+    Errors:   TypeError (what is no group), ValueError (copies that do not divide the world, or that,
+              times the expert-parallel group of a layer, are not the world)
     """
     everyone, copies = as_communicator(world), as_communicator(expert_data_parallel)
-    _check_copies(everyone, copies)
+    _check_copies(model, everyone, copies)
     scale = 1.0 / everyone.size
     if dense:
         _sum_gradients(dense_parameters(model), everyone, scale)
     _sum_gradients(expert_parameters(model), copies, scale)
 
 
-def _check_copies(everyone: Communicator, copies: Communicator) -> None:
+def _check_copies(model: nn.Module, everyone: Communicator, copies: Communicator) -> None:
     if everyone.size % copies.size:
         raise ValueError(f"expert_data_parallel has {copies.size} ranks, the world {everyone.size}; "
                          "allowed: a divisor, EP x DP = world; fix: give the group of the ranks that "
                          "hold the same experts")
+    for name, module in model.named_modules():
+        dispatcher = getattr(module, "dispatcher", None)
+        if not isinstance(dispatcher, Dispatcher):
+            continue
+        ranks = dispatcher.group.size
+        if ranks * copies.size != everyone.size:
+            raise ValueError(
+                f"layer {name!r} shares its experts over {ranks} ranks, expert_data_parallel has "
+                f"{copies.size}, the world {everyone.size}; allowed: EP x DP = world, and {ranks} x "
+                f"{copies.size} is not {everyone.size}; fix: give as expert_data_parallel the group "
+                "of the ranks that hold the same experts, such as "
+                "split_world(...).expert_data_parallel")
 
 
 def _sum_of_powers(parameters: List[nn.Parameter], norm_type: float) -> Tensor:
@@ -170,13 +185,15 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, world: object,
     what is clipped, are the same for every split of the world into EP x DP.
     Requires: reduce_gradients before, with the same groups; the same call on all ranks
     Returns:  the norm before clipping, float32 scalar, the same on every rank
+    Ensures:  where it is not finite, all gradients on all ranks are NaN: no loss scaler steps
     Cost:     one all_reduce of one number
-    Errors:   ValueError (norm_type), RuntimeError where error_if_nonfinite and the norm is not finite
+    Errors:   ValueError (norm_type; groups, as reduce_gradients), RuntimeError where
+              error_if_nonfinite and the norm is not finite
     """
     if not 0 < norm_type < float("inf"):
         raise ValueError(f"clip_grad_norm_: norm_type = {norm_type}; allowed: a finite number above 0")
     everyone, copies = as_communicator(world), as_communicator(expert_data_parallel)
-    _check_copies(everyone, copies)
+    _check_copies(model, everyone, copies)
     experts = (_sum_of_powers(expert_parameters(model), norm_type) / copies.size).reshape(1)
     everyone.sum_(experts)
     total = (_sum_of_powers(dense_parameters(model), norm_type) + experts[0]) ** (1.0 / norm_type)
@@ -184,8 +201,11 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, world: object,
         raise RuntimeError(f"clip_grad_norm_: the norm of all gradients is {float(total)}; fix: look "
                            "for the first layer whose gradient is not finite, or leave "
                            "error_if_nonfinite out")
-    factor = float(max_norm) / (float(total) + 1e-6)
-    if not factor >= 1.0:  # also where it is not a number: the gradients are lost, and should look it
+    # Not a number where the norm is not finite, so that every rank sees that the step is lost: on
+    # the ranks without the infinite gradient 0 would look like a good one.
+    finite = bool(torch.isfinite(total))
+    factor = float(max_norm) / (float(total) + 1e-6) if finite else float("nan")
+    if not factor >= 1.0:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.detach().mul_(factor)

@@ -6,6 +6,8 @@ with the reference BLAS). And functions such as sigmoid are computed by vector c
 elements of a tensor (and of each thread's part), which go through the C library: other last bits.
 """
 
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,20 @@ _STEP = 64
 def no_autocast(tensor: Tensor):
     """A context in which operations on the tensor's device keep the dtypes they are given."""
     return torch.autocast(device_type=tensor.device.type, enabled=False)
+
+
+@contextmanager
+def no_tf32(tensor: Tensor):
+    """A context in which FP32 products on a GPU keep all 24 bits; TF32 has 11."""
+    if tensor.device.type == "cpu":
+        yield
+        return
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -59,7 +75,8 @@ class _RowLinear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         transposed = weight.t()
         if x.device.type != "cpu":
-            return x @ transposed
+            with no_tf32(x):
+                return x @ transposed
         result = x.new_empty(x.shape[0], weight.shape[0])
         for row in range(x.shape[0]):
             torch.mm(x[row:row + 1], transposed, out=result[row:row + 1])
@@ -69,7 +86,7 @@ class _RowLinear(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        with no_autocast(grad):
+        with no_autocast(grad), no_tf32(grad):
             grad_x = grad @ weight if ctx.needs_input_grad[0] else None
             grad_weight = grad.t() @ x if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight

@@ -5,7 +5,7 @@ stream, which is then waited for, because Ferry reads with the CPU; results go b
 and it is waited for again, because their host memory is used anew.
 """
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +16,17 @@ def is_host(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def check_device(tensor: Tensor, name: str) -> None:
-    """Errors: ValueError for a device that is neither the CPU nor CUDA."""
+def check_device(tensor: Tensor, name: str, group: Any) -> None:
+    """Errors: ValueError for a device that is neither the CPU nor CUDA, and for CUDA where the ranks
+    of the group are threads: autograd runs backward on one thread per device, for all of them, and
+    there a rank would wait for one that can only come after it."""
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} is on {tensor.device}; allowed: cpu, or cuda, which is staged "
                          "through pinned host memory; fix: move it with .cpu()")
+    if tensor.device.type == "cuda" and group.transport == "threads" and group.size > 1:
+        raise ValueError(f"{name} is on {tensor.device} and the {group.size} ranks are threads of a "
+                         "process, whose backward would wait for itself; allowed: cpu, or ranks that "
+                         "are processes; fix: move it with .cpu(), or run under MPI with ferry.init()")
 
 
 def wait_for_stream(device: torch.device) -> None:

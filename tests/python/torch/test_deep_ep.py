@@ -146,3 +146,17 @@ def test_refusals():
         with pytest.raises(ValueError, match="a multiple of 3"):
             deep_ep.Buffer(group).get_dispatch_layout(inputs(0)[1], EXPERTS)
     ferry.run(odd, ranks_per_node=3)
+
+
+def test_an_expert_in_two_slots_counts_twice():
+    def work(group):
+        idx = torch.tensor([[5, 5, -1], [5, 0, 2]])
+        layout = deep_ep.Buffer(group).get_dispatch_layout(idx, EXPERTS)
+        assert layout[2].tolist() == [1, 0, 1, 0, 0, 3, 0, 0] and layout[2].dtype == torch.int32
+        assert layout[0].tolist() == [1, 2]
+    ferry.run(work, ranks_per_node=2)
+
+
+def test_the_events_stand_in_utils_as_well():
+    from ferry.compat.deep_ep.utils import EventHandle, EventOverlap
+    assert EventOverlap is deep_ep.EventOverlap and EventHandle is deep_ep.EventHandle

@@ -1,5 +1,8 @@
 """The dispatcher's forward and gradients against one model over all tokens, in float64."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -127,6 +130,30 @@ def test_a_plan_is_used_again_and_backward_runs_twice():
         assert torch.equal(dispatcher.combine(again, again.rows * 2), out)
         assert dispatcher.metadata_rounds == 1
     ferry.run(rank_work, nodes=2, ranks_per_node=2)
+
+
+def test_a_plan_of_other_routing_is_refused():
+    def rank_work(group):
+        dispatcher = Dispatcher(group, ferry.Placement.contiguous(EXPERTS, group.size), HIDDEN)
+        other = Dispatcher(group, ferry.Placement.contiguous(EXPERTS, group.size), HIDDEN)
+        x, idx, weights, _ = inputs(0)
+        given = idx.clone()
+        tokens = dispatcher.dispatch(x, given, weights)
+        given[3, 0] = (given[3, 0] + 1) % EXPERTS  # the plan keeps what it was made for
+        for maker, ids, values, words in [
+                (dispatcher, given, weights, "topk_idx .*is not what the plan was made for"),
+                (dispatcher, idx, weights * 2, "topk_weights .*the same values"),
+                (dispatcher, idx[:2], weights[:2], "topk_idx"),
+                (other, idx, weights, "not one of this Dispatcher")]:
+            with pytest.raises(ValueError, match=words):
+                maker.dispatch(x[:len(ids)], ids, values, plan=tokens.plan)
+        again = dispatcher.dispatch(x, idx.int(), weights, plan=tokens.plan)
+        assert torch.equal(again.rows, tokens.rows)
+        plan = weakref.ref(tokens.plan)
+        del tokens, again
+        gc.collect()
+        assert plan() is None  # nor is a plan kept alive by it
+    ferry.run(rank_work, ranks_per_node=2)
 
 
 def test_outputs_are_written_in_place():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ferry.torch import GroupedExperts, SharedExperts, grouped_swiglu
+from ferry.torch.experts import scale_rows
 from ferry.torch.precision import sigmoid
 
 
@@ -185,3 +186,14 @@ def test_refused_shapes():
         grouped_swiglu(torch.zeros(8, 10), [4, 4], w1, w3, w2.transpose(1, 2))
     with pytest.raises(ValueError, match="out is"):
         grouped_swiglu(torch.zeros(8, 10), [4, 4], w1, w3, w2, out=torch.zeros(7, 10))
+
+
+def test_autograd_sees_a_later_write_to_the_outputs():
+    experts = GroupedExperts(8, 4, [0], seed=1)
+    rows, memory = torch.randn(3, 8), torch.empty(3, 8)
+    weights = torch.ones(3, requires_grad=True)
+    for y in (experts(rows, [3], out=memory), scale_rows(rows.clone(), weights, memory)):
+        loss = y.square().sum()
+        memory.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ferry.torch import SigmoidGate, SoftmaxGate, topk_from_logits
+from ferry.torch import SigmoidGate, SoftmaxGate, precision, topk_from_logits
 from ferry.torch.capacity import apply_capacity, capacity_of
 
 
@@ -290,3 +290,43 @@ def test_refused_inputs():
         gate(torch.zeros(3, 8), mask=torch.ones(3))
     with pytest.raises(ValueError, match=r"\[3, 2\]"):
         gate(torch.zeros(3, 8), replay=gate(torch.zeros(2, 8)))
+
+
+@pytest.mark.parametrize("make", [SoftmaxGate, SigmoidGate])
+def test_a_token_that_is_not_finite_gets_no_expert(make):
+    gate = make(8, 6, 2, balance_loss="switch", z_loss_coef=0.1, capacity_factor=1.0)
+    x = torch.randn(7, 8)
+    bad = torch.tensor([False, True, False, True, True, False, False])
+    spoilt = x.clone()
+    spoilt[1, 3], spoilt[3, 0], spoilt[4] = float("nan"), float("inf"), 3e38  # the last overflows
+    padding = torch.tensor([True, True, True, True, True, True, False])
+    spoilt[6] = float("nan")
+
+    def run(x, mask):
+        gate.weight.grad = None
+        x = x.clone().requires_grad_()
+        result = gate(x, mask=mask)
+        (result.topk_weights.square().sum() + result.aux_loss).backward()
+        return result, gate.weight.grad, x.grad
+    result, grad, grad_x = run(spoilt, padding)
+    assert torch.equal(result.not_finite, bad)
+    assert (result.topk_idx[bad] == -1).all() and (result.topk_weights[bad] == 0).all()
+    wanted, wanted_grad, wanted_grad_x = run(x, padding & ~bad)
+    assert wanted.not_finite is None and torch.equal(result.topk_idx, wanted.topk_idx)
+    assert torch.equal(result.topk_weights, wanted.topk_weights)
+    assert torch.equal(result.counts, wanted.counts)
+    assert torch.allclose(result.aux_loss, wanted.aux_loss)
+    assert torch.allclose(grad, wanted_grad) and torch.allclose(grad_x, wanted_grad_x)
+
+
+def test_the_router_uses_no_tf32(monkeypatch):
+    matmul, seen = torch.backends.cuda.matmul, []
+    monkeypatch.setattr(matmul, "allow_tf32", True)
+    real = torch.Tensor.__matmul__
+
+    def product(left, right):
+        seen.append(matmul.allow_tf32)
+        return real(left, right)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", product)
+    precision._RowLinear.apply(torch.empty(3, 4, device="meta"), torch.empty(2, 4, device="meta"))
+    assert seen == [False] and matmul.allow_tf32 is True

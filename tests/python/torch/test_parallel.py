@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from ferry.torch import (GroupedExperts, as_communicator, clip_grad_norm_, dense_parameters,
-                         expert_parameters, ignore_experts_in_ddp, mark_experts, reduce_gradients)
+import ferry
+from ferry.torch import (GroupedExperts, MoELayer, as_communicator, clip_grad_norm_, communicators,
+                         dense_parameters, expert_parameters, ignore_experts_in_ddp, mark_experts,
+                         reduce_gradients, split_world)
 from ranks import Ranks
 
 WORLD, EXPERTS, HIDDEN, TOKENS = 4, 4, 6, 5
@@ -126,6 +128,7 @@ def test_a_norm_that_is_not_finite():
     with pytest.raises(RuntimeError, match="is inf"):
         clip_grad_norm_(model, 1.0, None, error_if_nonfinite=True)
     assert torch.isinf(clip_grad_norm_(model, 1.0, None))
+    assert all(torch.isnan(p.grad).all() for p in model.parameters())
 
 
 def test_missing_gradients_count_as_zeros_in_the_same_bucket():
@@ -211,3 +214,41 @@ def test_what_is_no_group():
     groups = Ranks(4).groups([[0, 1, 2], [3]])
     with pytest.raises(ValueError, match="a divisor, EP x DP = world"):
         reduce_gradients(nn.Linear(1, 1), Ranks(4).groups([[0, 1, 2, 3]])[0], groups[0])
+
+
+def test_forgotten_copies_are_refused():
+    """Each half of the world has all experts, and their gradients would stay apart."""
+    def work(world):
+        split = split_world(world, 2)
+        model = nn.Sequential(MoELayer(8, 4, 4, 2, group=split.expert_parallel))
+        calls = (lambda *groups: reduce_gradients(model, *groups),
+                 lambda *groups: clip_grad_norm_(model, 1.0, *groups))
+        for call in calls:
+            for groups, sizes in [((world,), "2 x 1 is not 4"), ((world, world), "2 x 4 is not 4"),
+                                  ((None,), "2 x 1 is not 1")]:
+                with pytest.raises(ValueError, match=f"layer '0' .* {sizes}; fix"):
+                    call(*groups)
+            call(world, split.expert_data_parallel)
+    ferry.run(work, ranks_per_node=4)
+
+
+def test_cpu_tensors_go_over_nccl_by_way_of_the_gpu(tmp_path, monkeypatch):
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0,
+                            world_size=1)
+    try:
+        group, seen = as_communicator(dist.group.WORLD), []
+        group.size = 2
+
+        def all_reduce(tensor, group):
+            seen.append(tensor.data_ptr())
+            tensor.mul_(2)
+        monkeypatch.setattr(dist, "all_reduce", all_reduce)
+        monkeypatch.setattr(communicators, "to_current_gpu", torch.clone)
+        for backend, moves in (("gloo", False), ("nccl", True)):
+            monkeypatch.setattr(dist, "get_backend", lambda group: backend)
+            tensor = torch.ones(3)
+            assert group.sum_(tensor).tolist() == [2, 2, 2] and tensor.tolist() == [2, 2, 2]
+            assert (seen.pop() != tensor.data_ptr()) == moves
+    finally:
+        dist.destroy_process_group()

@@ -1,6 +1,8 @@
 """The staging of device tensors, with the CPU in the part of the device: that everything is copied
 there and back, in the right order, is all that a machine without a GPU can show."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -74,7 +76,26 @@ def test_other_devices_are_refused():
     def work(group):
         layer = MoELayer(16, 12, 8, 2, group=group)
         with pytest.raises(ValueError, match="staged through pinned host memory; fix: move it"):
-            staging.check_device(torch.empty(2, 16, device="meta"), "x")
+            staging.check_device(torch.empty(2, 16, device="meta"), "x", group)
         with pytest.raises((ValueError, NotImplementedError, RuntimeError)):
             layer(torch.empty(2, 16, device="meta"))
     ferry.run(work)
+
+
+def test_cuda_with_ranks_as_threads_is_refused(monkeypatch):
+    """Autograd has one thread per device: the ranks' backwards would wait for each other in it."""
+    x = SimpleNamespace(device=torch.device("cuda", 0))
+
+    def work(group):
+        with pytest.raises(ValueError, match="the 2 ranks are threads of a process.*ferry.init"):
+            staging.check_device(x, "x", group)
+    ferry.run(work, ranks_per_node=2)
+    ferry.run(lambda group: staging.check_device(x, "x", group))
+    asked = []
+    monkeypatch.setattr(staging, "check_device", lambda x, name, group: asked.append(group))
+
+    def dispatch(group):
+        MoELayer(16, 12, 8, 2, group=group)(torch.zeros(2, 16))
+        assert asked == [group]
+    ferry.run(dispatch)
+    staging.check_device(x, "x", SimpleNamespace(transport="mpi", size=4))

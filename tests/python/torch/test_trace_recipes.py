@@ -28,9 +28,11 @@ def run_recipe(name, tmp_path, monkeypatch, **names):
             json.loads((trace / "meta.json").read_text()))
 
 
+@pytest.mark.parametrize("probabilities", [True, False])
 @pytest.mark.parametrize("renormalise", [True, False])
-def test_hugging_face(tmp_path, monkeypatch, renormalise):
+def test_hugging_face(tmp_path, monkeypatch, renormalise, probabilities):
     logits = tuple(torch.randn(2 * 5, 8).bfloat16().requires_grad_() for _ in range(3))
+    returned = tuple(values.float().softmax(1) for values in logits) if probabilities else logits
     attention_mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
 
     class Mixtral:
@@ -39,7 +41,7 @@ def test_hugging_face(tmp_path, monkeypatch, renormalise):
 
         def __call__(self, input_ids, attention_mask, output_router_logits):
             assert output_router_logits
-            return SimpleNamespace(router_logits=logits)
+            return SimpleNamespace(router_logits=returned)
     if not renormalise:
         Mixtral.config = SimpleNamespace(num_experts=8, num_experts_per_tok=2, hidden_size=16,
                                          model_type="qwen2_moe", norm_topk_prob=False)
@@ -74,11 +76,13 @@ def test_vllm(tmp_path, monkeypatch, prompt_apart):
     assert meta["sequence_lengths"] == [9, 5] and meta["phase"] == "serving"
 
 
-def test_sglang(tmp_path, monkeypatch):
+@pytest.mark.parametrize("dense", [[-1, -1, -1], [0, 0, 0], [7, 7, 2]])
+def test_sglang(tmp_path, monkeypatch, dense):
     random = numpy.random.default_rng(4)
-    routed = [random.integers(0, 16, (tokens, 5, 3)).astype("<i4") for tokens in (6, 11)]
+    routed = [random.random((tokens, 5, 16)).argsort(2)[..., :3].astype("<i4") for tokens in (6, 11)]
     for array in routed:
-        array[:, 0] = -1  # the first layer has no experts
+        array[:, 0] = dense  # the first layer has no experts
+    routed[0][1, 2] = -1  # a token without experts
     answers = [{"text": "", "meta_info": {
         "routed_experts": base64.b64encode(array.tobytes()).decode()}} for array in routed]
     idx, weights, meta = run_recipe("sglang", tmp_path, monkeypatch, answers=answers, num_layers=5,

@@ -6,7 +6,8 @@ tuples and handle replay, so that a layer written against it runs with
 Rows are Ferry's token_major layout: one per (token, rank), by source rank, then token. Calls are done
 when they return, so events are there for their form only. What has no meaning here is taken and
 ignored (num_sms, configs, buffer sizes, streams); what Ferry cannot do is refused: FP8 pairs of
-tensor and scales, low-latency mode, num_worst_tokens.
+tensor and scales, low-latency mode, num_worst_tokens. There is no `get_comm_stream`: nothing runs
+on a stream.
 Source: DeepEP README, interfaces and examples of V1
 """
 
@@ -18,8 +19,10 @@ from torch import Tensor
 from ferry._exchange import Exchange
 from ferry._ferry import Placement
 from ferry._group import Group
+from ferry.compat.deep_ep.utils import EventHandle, EventOverlap
 from ferry.torch import staging
 from ferry.torch.dispatcher import dtype_name
+from ferry.torch.losses import expert_counts
 
 
 class ProcessGroup:
@@ -33,30 +36,6 @@ class ProcessGroup:
 
     def size(self) -> int:
         return self.ferry_group.size
-
-
-class EventHandle:
-    """Of an operation that is done."""
-
-    def current_stream_wait(self) -> None:
-        """Does nothing: there is nothing to wait for."""
-
-
-class EventOverlap:
-    """DeepEP's event, also as a context: `with event: compute()`."""
-
-    def __init__(self, event: Optional[EventHandle] = None,
-                 extra_tensors: Optional[Tuple[Tensor, ...]] = None) -> None:
-        self.event, self.extra_tensors = event, extra_tensors
-
-    def current_stream_wait(self) -> None:
-        """Does nothing: Ferry's calls are done when they return."""
-
-    def __enter__(self) -> "EventOverlap":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.current_stream_wait()
 
 
 class Config:
@@ -148,8 +127,9 @@ class Buffer:
 
         Shapes: topk_idx int64 [num_tokens, num_topk], -1 = none
         Returns: num_tokens_per_rank int32 [num_ranks]; num_tokens_per_rdma_rank int32 [num_nodes], None
-                 on one node; num_tokens_per_expert int32 [num_experts]; is_token_in_rank bool
-                 [num_tokens, num_ranks]; event
+                 on one node; num_tokens_per_expert int32 [num_experts], by slots: an expert in two
+                 slots of a token counts twice; is_token_in_rank bool [num_tokens, num_ranks];
+                 event
         """
         self._check_experts(num_experts)
         topk_idx = topk_idx.long()
@@ -161,7 +141,8 @@ class Buffer:
         if topology.num_nodes > 1:
             per_node = torch.stack([in_rank[:, topology.ranks_of(node)].any(-1).sum()
                                     for node in range(topology.num_nodes)]).int()
-        return (in_rank.sum(0).int(), per_node, to_expert.sum(0).int(), in_rank, EventOverlap())
+        per_expert = expert_counts(topk_idx, num_experts).int()
+        return in_rank.sum(0).int(), per_node, per_expert, in_rank, EventOverlap()
 
     @staticmethod
     def _membership(topk_idx: Tensor, num_experts: int) -> Tensor:
@@ -196,7 +177,7 @@ class Buffer:
                     "give the tensor before it is quantised")
         if num_worst_tokens:
             _refuse(f"num_worst_tokens = {num_worst_tokens}; allowed: 0", "leave it out")
-        staging.check_device(x, "x")
+        staging.check_device(x, "x", self._own)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 _refuse("a handle and topk_idx or topk_weights are given; allowed: one of them",
@@ -240,7 +221,7 @@ class Buffer:
                  or None; event
         """
         plan, exchange = handle.plan, handle.exchange
-        staging.check_device(x, "x")
+        staging.check_device(x, "x", self._own)
         out = torch.empty(plan.num_tokens, exchange.hidden, dtype=x.dtype)
         home: Optional[Tensor] = None
         if topk_weights is None:
