@@ -9,10 +9,6 @@
 namespace ferry::detail {
 namespace {
 
-// As in dispatch: long enough to hide a look at the network, and no link runs dry meanwhile.
-constexpr std::uint64_t kPushBytesPerStep = 1U << 20U;
-constexpr int kLandingsPerStep = 4;
-
 wire::OpKind kind_of(bool with_weights) {
   return with_weights ? wire::OpKind::combine_backward_weights : wire::OpKind::combine_backward;
 }

@@ -12,11 +12,6 @@
 namespace ferry::detail {
 namespace {
 
-// Bytes pushed between two looks at the network: long enough to hide the look, short enough that a
-// link does not run dry meanwhile.
-constexpr std::uint64_t kPushBytesPerStep = 1U << 20U;
-constexpr int kLandingsPerStep = 4;
-
 // Of a row on the wire, without what travels with it.
 std::uint64_t wire_row_bytes(const ExchangeState& exchange) {
   return exchange.framings.dispatch.row_bytes -

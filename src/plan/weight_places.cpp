@@ -90,9 +90,11 @@ class PlaceCounter {
     const auto listed_by_rank = [this](const Named& named) {
       return context_.rows_of_ranks || context_.topology.node_of(named.rank) != home_node_;
     };
-    const auto remote = std::ranges::stable_partition(
-        named_, [&](const Named& named) { return !listed_by_rank(named); });
-    std::ranges::stable_sort(remote, {}, &Named::rank);
+    // Not those of std::ranges, whose subranges clang 14 cannot read.
+    const auto remote = std::stable_partition(
+        named_.begin(), named_.end(), [&](const Named& named) { return !listed_by_rank(named); });
+    std::stable_sort(remote, named_.end(),
+                     [](const Named& a, const Named& b) { return a.rank < b.rank; });
   }
 
   const SlotExperts slots_;
