@@ -2,8 +2,8 @@
 // remainder; the standard form (RFC 3720: check value 0xE3069283 of "123456789") inverts it before
 // and after, which also makes crc32c(b, crc32c(a)) the value of a followed by b.
 
-#include <algorithm>
 #include <isa-l/crc.h>
+#include <algorithm>
 
 #include "kernels/row_kernels.hpp"
 
