@@ -72,6 +72,17 @@ class Exchange:
         """Rounds of metadata between nodes so far: one per plan."""
         return self._core.metadata_rounds()
 
+    @property
+    def host_stalls(self) -> int:
+        """Times that a wait stood still for more than 5 µs, because a size or an id of another
+        rank had not come yet."""
+        return self._core.host_stalls()
+
+    @property
+    def stall_us(self) -> float:
+        """How long they took together, in microseconds."""
+        return self._core.stall_us()
+
     def plan(self, topk_idx: Any, topk_weights: Any = None, *,
              gathering: _ferry.Pending[_ferry.ExpertRows] | None = None) -> _ferry.Plan:
         """Exchanges counts and ids: the only metadata round of a layer and step.

@@ -13,6 +13,10 @@ from . import _ferry
 from ._errors import InvalidArgumentError, MismatchError
 
 _LIMITS = ("deadline_s", "pool_limit_bytes", "metadata_limit_bytes", "gather_staging_bytes")
+# What ranks gather: operation, element type and shape before the bytes of an array, or a refusal.
+_HEAD_BYTES = 256  # NumPy's 64 dimensions fit
+_REFUSED = b"!"
+_KINDS = "biufc"  # NumPy's letters for numbers
 
 
 def _bf16_to_f32(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -24,10 +28,6 @@ def _f32_to_bf16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     bits = values.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
-
-
-def _as_numpy(value: Any) -> tuple[npt.NDArray[Any], str, bool]:
-    return _ferry.as_numpy(np.asarray(value) if isinstance(value, np.generic) else value)
 
 
 class Group:
@@ -98,26 +98,51 @@ class Group:
 
         Shapes: any; each array keeps its own
         Returns: bytes for bytes; NumPy arrays for an array of NumPy, else `ferry.Array`s
-        Errors: InvalidArgumentError, MismatchError, PeerTimeoutError, PeerFailedError
+        Errors, on every rank: InvalidArgumentError (one rank's array cannot be read),
+                PeerTimeoutError, PeerFailedError
         """
         if isinstance(value, (bytes, bytearray, memoryview)):
-            return self._core.start_all_gather(value).wait()
-        array, dtype, is_numpy = _as_numpy(value)
-        head = f"{dtype} {' '.join(map(str, array.shape))}".encode().ljust(128)
-        if len(head) > 128 or array.dtype.hasobject:
-            raise InvalidArgumentError(
-                f"all_gather: an array of {array.ndim} dimensions and type {dtype}; allowed: "
-                "numbers in a few dimensions; fix: reshape or convert it")
-        message = head + np.ascontiguousarray(array).tobytes()
-        gathered = self._core.start_all_gather(message).wait()
-        return [self._unpack(message, is_numpy) for message in gathered]
+            return self._core.start_all_gather(bytes(value)).wait()
+        parts, is_numpy = self._gather("all_gather", value)
+        return [array if is_numpy else _ferry.Array(array, dtype) for array, dtype in parts]
+
+    def _gather(self, call: str, value: Any, op: str | None = None
+                ) -> tuple[list[tuple[npt.NDArray[Any], str]], bool]:
+        """Every rank's array and element type, and whether this rank's array was NumPy's.
+
+        What a rank cannot give is told to the others, so that all of them refuse it.
+        """
+        is_numpy = False
+        try:
+            if op not in (None, "sum", "max"):
+                raise InvalidArgumentError(
+                    f"{call}: op = {op!r} on rank {self.rank}; allowed: 'sum', 'max'")
+            array, dtype, is_numpy = _ferry.as_numpy(
+                np.asarray(value) if isinstance(value, np.generic) else value, call, self.rank)
+            if array.dtype.kind not in _KINDS and dtype != "bf16":
+                raise InvalidArgumentError(
+                    f"{call}: the array on rank {self.rank} has elements of {dtype}; allowed: "
+                    "numbers; fix: convert it")
+            head = f"{op} {dtype} {' '.join(map(str, array.shape))}".encode()
+            message = head.ljust(_HEAD_BYTES) + np.ascontiguousarray(array).tobytes()
+        except InvalidArgumentError as error:
+            message = _REFUSED + str(error).encode()
+        messages = self._core.start_all_gather(message).wait()
+        for message in messages:
+            if message.startswith(_REFUSED):
+                raise InvalidArgumentError(message[len(_REFUSED):].decode())
+        ops = [message.split(b" ", 1)[0].decode() for message in messages]
+        for rank, other in enumerate(ops):
+            if other != ops[0]:
+                raise MismatchError(f"{call}: rank {rank} asked for {other}, rank 0 for {ops[0]}; "
+                                    "fix: make the same call on every rank")
+        return [self._unpack(message) for message in messages], is_numpy
 
     @staticmethod
-    def _unpack(message: bytes, as_numpy: bool) -> Any:
-        dtype, *shape = message[:128].decode().split()
-        array = np.frombuffer(message, "uint16" if dtype == "bf16" else dtype, offset=128)
-        array = array.reshape([int(size) for size in shape]).copy()
-        return array if as_numpy else _ferry.Array(array, dtype)
+    def _unpack(message: bytes) -> tuple[npt.NDArray[Any], str]:
+        _, dtype, *shape = message[:_HEAD_BYTES].decode().split()
+        array = np.frombuffer(message, "uint16" if dtype == "bf16" else dtype, offset=_HEAD_BYTES)
+        return array.reshape([int(size) for size in shape]).copy(), dtype
 
     def all_reduce(self, array: Any, op: str = "sum", *, dtype: str | None = None) -> Any:
         """The sum or the maximum of every rank's array: the same bits on every rank, every time.
@@ -127,24 +152,29 @@ class Group:
         Dtypes: those of NumPy; bf16 by DLPack, or as uint16 with dtype="bf16"
         Returns: a new array, NumPy's for NumPy's, else a `ferry.Array`
         Cost: R times the bytes of the array into each rank; made for small arrays
-        Errors: InvalidArgumentError (op), MismatchError (shapes), PeerTimeoutError,
-                PeerFailedError
+        Errors, on every rank: InvalidArgumentError (op, array), MismatchError (op, shapes, types),
+                PeerTimeoutError, PeerFailedError
         """
-        if op not in ("sum", "max"):
-            raise InvalidArgumentError(f"all_reduce: op = {op!r}; allowed: 'sum', 'max'")
-        own, found, is_numpy = _as_numpy(array)
+        parts, is_numpy = self._gather("all_reduce", array, op)
+        own, found = parts[self.rank]
         as_bf16 = found == "bf16" or dtype == "bf16"
-        parts = self.all_gather(own)
-        for rank, part in enumerate(parts):
-            if part.shape != own.shape or part.dtype != own.dtype:
+        arrays = [part for part, _ in parts]
+        first, first_type = parts[0]
+        for rank, (part, its_type) in enumerate(parts):
+            if part.shape != first.shape or its_type != first_type:
                 raise MismatchError(
-                    f"all_reduce: rank {rank} gave {list(part.shape)} {part.dtype}, rank "
-                    f"{self.rank} {list(own.shape)} {own.dtype}; fix: make them equal")
+                    f"all_reduce: rank {rank} gave {list(part.shape)} {its_type}, rank 0 "
+                    f"{list(first.shape)} {first_type}; fix: make them equal")
+        if dtype not in (None, "bf16") or (as_bf16 and found not in ("bf16", "uint16")):
+            raise InvalidArgumentError(
+                f"all_reduce: dtype = {dtype!r} for an array of {found}; allowed: None, or 'bf16' "
+                "for bits in uint16; fix: leave it out")
         if as_bf16:
-            parts = [_bf16_to_f32(part) for part in parts]
-        wide = np.float64 if np.issubdtype(parts[0].dtype, np.floating) else own.dtype
-        total = parts[0].astype(wide)
-        for part in parts[1:]:
+            arrays = [_bf16_to_f32(part) for part in arrays]
+        is_real = np.issubdtype(arrays[0].dtype, np.floating)
+        wide: npt.DTypeLike = np.float64 if is_real else own.dtype
+        total = arrays[0].astype(wide)
+        for part in arrays[1:]:
             if op == "sum":
                 total += part.astype(wide)
             else:

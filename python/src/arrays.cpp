@@ -418,17 +418,18 @@ py::capsule dlpack_of(const Array& array) {
 }
 
 /// Any array as NumPy sees it, bf16 as uint16, with the name of its element type.
-py::tuple as_numpy(py::handle object) {
-  const View view = view_of(object, {"as_numpy", "the array", 0});
+py::tuple as_numpy(py::handle object, const std::string& call, int rank) {
+  const View view = view_of(object, {call, "the array", rank});
   const bool bf16 = view.element == Element::bf16;
   if (view.is_numpy) {
     return py::make_tuple(view.keep, bf16 ? "bf16" : view.element_name, true);
   }
   if (view.element == Element::other) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("array: elements of {}; allowed: float32, float16, float64, bfloat16, "
+                fmt::format("{}: the array on rank {} has elements of {}; allowed: float32, "
+                            "float16, float64, bfloat16, "
                             "int32, int64, uint16, uint8; fix: convert it",
-                            view.element_name));
+                            call, rank, view.element_name));
   }
   const py::dtype type(bf16 ? "uint16" : view.element_name);
   return py::make_tuple(py::array(type, view.shape, view.strides, view.data, view.keep),
@@ -459,7 +460,7 @@ Give it to torch.from_dlpack() or numpy(); neither copies.)")
         return fmt::format("ferry.Array(shape={}, dtype='{}')",
                            std::string(py::str(array.data.attr("shape"))), array.dtype);
       });
-  module.def("as_numpy", &as_numpy, py::arg("array"),
+  module.def("as_numpy", &as_numpy, py::arg("array"), py::arg("call"), py::arg("rank"),
              "The array as NumPy sees it (bf16 as uint16), the name of its element type, and "
              "whether it was NumPy's.");
 }

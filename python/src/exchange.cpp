@@ -6,8 +6,6 @@
 
 #include <pybind11/stl.h>
 
-#include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,129 +17,13 @@
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "group.hpp"
+#include "options.hpp"
 #include "pending.hpp"
 #include "rows.hpp"
 
 namespace ferry::python {
 
 namespace {
-
-[[noreturn]] void refuse_option(const std::string& what) {
-  throw Error(ErrorCode::invalid_argument, "exchange: " + what);
-}
-
-template <typename Value>
-Value named(const std::optional<Value>& value, std::string_view option, const py::handle& given,
-            std::string_view allowed) {
-  if (value) return *value;
-  refuse_option(fmt::format("{} = {}; allowed: {}; fix: correct it", option,
-                            std::string(py::repr(given)), allowed));
-}
-
-DType dtype_named(std::string_view option, const py::handle& given) {
-  return named(
-      py::isinstance<py::str>(given) ? dtype_from_string(given.cast<std::string>()) : std::nullopt,
-      option, given, "'f32', 'bf16', 'f16'");
-}
-
-template <typename Value>
-Value number(std::string_view option, const py::handle& given) {
-  try {
-    return given.cast<Value>();
-  } catch (const py::cast_error&) {
-    refuse_option(fmt::format("{} = {}; allowed: a number or a flag that fits it; fix: correct it",
-                              option, std::string(py::repr(given))));
-  }
-}
-
-using SetOption = void (*)(ExchangeOptions&, const py::handle&);
-const std::map<std::string, SetOption, std::less<>>& option_setters() {
-  static const std::map<std::string, SetOption, std::less<>> setters{
-      {"strategy",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.strategy = named(strategy_from_string(std::string(py::str(given))), "strategy",
-                                  given, "'flat', 'rank_dedup', 'node_gather', 'node_dedup'");
-       }},
-      {"layout",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.layout = named(layout_from_string(std::string(py::str(given))), "layout", given,
-                                "'expert_major', 'token_major'");
-       }},
-      {"weights",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.weights = named(weight_mode_from_string(std::string(py::str(given))), "weights",
-                                 given, "'at_combine', 'at_expert', 'none'");
-       }},
-      {"row_alignment",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.row_alignment = number<int>("row_alignment", given);
-       }},
-      {"extra_bytes",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.extra_bytes = number<int>("extra_bytes", given);
-       }},
-      {"row_sources",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.row_sources = number<bool>("row_sources", given);
-       }},
-      {"wire_dispatch",
-       [](ExchangeOptions& options, const py::handle& given) {
-         if (!given.is_none()) options.wire_dispatch = dtype_named("wire_dispatch", given);
-       }},
-      {"wire_combine",
-       [](ExchangeOptions& options, const py::handle& given) {
-         if (!given.is_none()) options.wire_combine = dtype_named("wire_combine", given);
-       }},
-      {"fragment_bytes",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.fragment_bytes = number<std::int64_t>("fragment_bytes", given);
-       }},
-      {"range_tokens",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.range_tokens = number<std::int64_t>("range_tokens", given);
-       }},
-      {"ranges_in_flight",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.ranges_in_flight = number<int>("ranges_in_flight", given);
-       }},
-      {"checksum_payload",
-       [](ExchangeOptions& options, const py::handle& given) {
-         options.checksum_payload = number<bool>("checksum_payload", given);
-       }},
-  };
-  return setters;
-}
-
-ExchangeOptions options_of(const py::dict& given) {
-  ExchangeOptions options;
-  for (const auto& [key, value] : given) {
-    const auto name = key.cast<std::string>();
-    const auto setter = option_setters().find(name);
-    if (setter == option_setters().end()) {
-      refuse_option(fmt::format("{} is no option; fix: see help(ferry.Exchange)", name));
-    }
-    setter->second(options, value);
-  }
-  return options;
-}
-
-py::dict dict_of(const ExchangeOptions& options) {
-  py::dict made;
-  const auto name = [](auto value) { return std::string(to_string(value)); };
-  made["strategy"] = name(options.strategy);
-  made["layout"] = name(options.layout);
-  made["weights"] = name(options.weights);
-  made["row_alignment"] = options.row_alignment;
-  made["extra_bytes"] = options.extra_bytes;
-  made["row_sources"] = options.row_sources;
-  made["wire_dispatch"] = name(*options.wire_dispatch);
-  made["wire_combine"] = name(*options.wire_combine);
-  made["fragment_bytes"] = options.fragment_bytes;
-  made["range_tokens"] = options.range_tokens;
-  made["ranges_in_flight"] = options.ranges_in_flight;
-  made["checksum_payload"] = options.checksum_payload;
-  return made;
-}
 
 class ExchangeResource final : public Resource {
  public:
@@ -404,9 +286,11 @@ class PyExchange {
         [kept = result](std::monostate&&) { return kept; });
   }
 
-  std::uint64_t metadata_rounds() {
+  /// A figure that the exchange keeps.
+  template <auto Figure>
+  auto figure() {
     const Group::Use use(*group_);
-    return without_gil([&] { return exchange().metadata_rounds(); });
+    return without_gil([&] { return (exchange().*Figure)(); });
   }
 
  private:
@@ -433,6 +317,7 @@ class PyExchange {
     };
   }
 
+  // Refused on this rank alone, as Ferry refuses a gathering that is not one.
   Pending<ExpertRows>* gathering_of(PyPending& gathering) {
     auto* const early = dynamic_cast<StartedPending<ExpertRows>*>(gathering.started());
     if (early != nullptr && gathering.group() == group_) return &early->pending();
@@ -494,7 +379,9 @@ void bind_exchange(py::module_& module) {
       .def("start_dispatch_backward", &PyExchange::start_dispatch_backward, py::arg("plan"),
            py::arg("grad_rows"), py::arg("grad_row_weights"), py::arg("grad_x"),
            py::arg("grad_weights"))
-      .def("metadata_rounds", &PyExchange::metadata_rounds);
+      .def("metadata_rounds", &PyExchange::figure<&ferry::Exchange::metadata_rounds>)
+      .def("host_stalls", &PyExchange::figure<&ferry::Exchange::host_stalls>)
+      .def("stall_us", &PyExchange::figure<&ferry::Exchange::stall_us>);
 }
 
 }  // namespace ferry::python

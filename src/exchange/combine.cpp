@@ -86,9 +86,11 @@ bool CombineOperation::step() {
 }
 
 bool CombineOperation::send_some() {
-  return senders_.send(*this, flow_.rows,
-                       [this](const plan::Lane& lane, const plan::Fragment& fragment,
-                              std::byte* payload) { fill_partials(lane, fragment, payload); });
+  return senders_.send(
+      *this, flow_.rows,
+      [this](std::size_t lane, const plan::Fragment& fragment, std::byte* payload) {
+        fill_partials(senders_.lane(lane), fragment, payload);
+      });
 }
 
 // What goes back for each item: its output as it is where an item is one (token, expert), else the
@@ -258,15 +260,12 @@ bool CombineOperation::send_values() {
   const std::uint64_t per_target = exchange().weights_per_row(plan()->num_topk);
   return value_senders_->send(
       *this, flow_.values,
-      [&](const plan::Lane& values, const plan::Fragment& fragment, std::byte* payload) {
-        const auto& landing = plan()->rows.landing;
-        const auto pair = std::ranges::find_if(
-            landing, [&](const plan::LanePair& one) { return &one.values == &values; });
+      [&](std::size_t lane, const plan::Fragment& fragment, std::byte* payload) {
+        const std::vector<plan::Target>& targets = plan()->rows.landing[lane].back().targets;
         sources_.clear();
         for (std::uint64_t value = fragment.first; value < fragment.first + fragment.count;
              ++value) {
-          sources_.push_back(
-              value_of(pair->back().targets[value / per_target], value % per_target));
+          sources_.push_back(value_of(targets[value / per_target], value % per_target));
         }
         engine().transport().pack_rows({.hidden = 1, .rows = sources_, .out = payload});
       });

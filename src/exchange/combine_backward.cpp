@@ -2,8 +2,6 @@
 
 #include "exchange/combine_backward.hpp"
 
-#include <algorithm>
-
 #include "exchange/engine.hpp"
 
 namespace ferry::detail {
@@ -24,13 +22,11 @@ CombineBackwardOperation::CombineBackwardOperation(std::shared_ptr<ExchangeState
       weighted_(this->exchange().weighted()),
       flow_(this->plan()->flow->call(call().kind)),
       windows_(this->plan()->rows.rows_to),
-      senders_(this->plan()->rows.outgoing, Way::back, this->exchange().framings.combine_backward) {
-  const plan::RankPlan& rows = this->plan()->rows;
-  for (const plan::LanePair& pair : rows.landing) {
-    receivers_.emplace_back(pair, Way::back,
-                            this->exchange().framings.combine_backward.rows_per_fragment);
-  }
+      senders_(this->plan()->rows.outgoing, Way::back, this->exchange().framings.combine_backward),
+      receivers_(this->plan()->rows.landing, Way::back,
+                 this->exchange().framings.combine_backward) {
   if (!weights) return;
+  const plan::RankPlan& rows = this->plan()->rows;
   weights_.emplace(
       Weights{.out = weights->out,
               .y = ShownRows(weights->y, WindowRole::outputs),
@@ -78,10 +74,10 @@ bool CombineBackwardOperation::step() {
 bool CombineBackwardOperation::send_some() {
   return senders_.send(
       *this, flow_.rows,
-      [this](const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload) {
+      [this](std::size_t lane, const plan::Fragment& fragment, std::byte* payload) {
         sources_.clear();
         for (std::uint32_t i = 0; i < fragment.count; ++i) {
-          sources_.push_back(grad_out_.row(lane.tokens[fragment.first + i]));
+          sources_.push_back(grad_out_.row(senders_.lane(lane).tokens[fragment.first + i]));
         }
         engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
                                         .wire_dtype = *exchange().options.wire_dispatch,
@@ -92,26 +88,13 @@ bool CombineBackwardOperation::send_some() {
 }
 
 bool CombineBackwardOperation::land_some() {
-  bool advanced = false;
-  for (std::size_t i = 0; i < receivers_.size() && running(); ++i) {
-    LaneReceiver& receiver = receivers_[i];
-    LaneInbox& inbox = flow_.rows.inboxes[i];
-    // An earlier use of the plan still lands, or this one is done.
-    if (inbox.ordinal != call().ordinal) continue;
-    if (!receiver.done()) receiver.grant_through(*this, inbox, receiver.range());
-    for (int taken = 0; taken < kLandingsPerStep; ++taken) {
-      const auto fragment = receiver.take(*this, inbox, exchange().framings.combine_backward);
-      if (!fragment) break;
-      land(i, *fragment);
-      advanced = true;
-    }
-    if (running() && receiver.done()) receiver.end_use(*this, inbox);
-  }
-  return advanced;
+  return receivers_.land(
+      *this, flow_.rows,
+      [this](std::size_t lane, const LaneReceiver::Taken& taken) { land(lane, taken); });
 }
 
 void CombineBackwardOperation::land(std::size_t lane_at, const LaneReceiver::Taken& taken) {
-  const plan::Lane& lane = receivers_[lane_at].lane();
+  const plan::Lane& lane = receivers_.lane(lane_at);
   const std::byte* row = taken.arrived.payload();
   rows_.clear();
   targets_.clear();
@@ -188,16 +171,12 @@ void CombineBackwardOperation::push(DType row_dtype) {
 
 bool CombineBackwardOperation::send_products() {
   Weights& weights = *weights_;
-  const auto& landing = plan()->rows.landing;
   const auto ready = [&](std::size_t lane, const plan::Fragment& fragment) {
     return fragment.first + fragment.count <= weights.num_products[lane];
   };
-  const auto fill = [&](const plan::Lane& lane, const plan::Fragment& fragment,
-                        std::byte* payload) {
-    const auto pair = std::ranges::find_if(
-        landing, [&](const plan::LanePair& one) { return &one.values == &lane; });
-    const std::vector<float>& products = weights.products[pair - landing.begin()];
-    const auto* const first = reinterpret_cast<const std::byte*>(&products[fragment.first]);
+  const auto fill = [&](std::size_t lane, const plan::Fragment& fragment, std::byte* payload) {
+    const auto* const first =
+        reinterpret_cast<const std::byte*>(&weights.products[lane][fragment.first]);
     engine().transport().pack_rows(
         {.hidden = fragment.count, .rows = std::span(&first, 1), .out = payload});
   };
@@ -206,16 +185,13 @@ bool CombineBackwardOperation::send_products() {
 
 // Tells the node that this rank has written, and read, all that it will.
 bool CombineBackwardOperation::finish() {
-  if (wrote_ || !running() || !all_written()) return false;
+  if (wrote_ || !running() || next_token_ < plan()->rows.num_tokens || !receivers_.done()) {
+    return false;
+  }
   windows_.raise(*this, PeerWindows::Flag::written);
   if (weights_) weights_->outputs.raise(*this, PeerWindows::Flag::released);
   wrote_ = true;
   return true;
-}
-
-bool CombineBackwardOperation::all_written() const {
-  return next_token_ == plan()->rows.num_tokens &&
-         std::ranges::all_of(receivers_, [](const LaneReceiver& lane) { return lane.done(); });
 }
 
 bool CombineBackwardOperation::all_here() const {
@@ -242,9 +218,7 @@ WaitTarget CombineBackwardOperation::waits_for() const {
       return {rank, Phase::outputs};
     }
   }
-  for (std::size_t i = 0; i < receivers_.size(); ++i) {
-    if (!receivers_[i].done()) return {flow_.rows.inboxes[i].peer, Phase::rows};
-  }
+  if (const int rank = receivers_.missing_rank(); rank >= 0) return {rank, Phase::rows};
   if (const int rank = senders_.starved_peer(flow_.rows, call().ordinal); rank >= 0) {
     return {rank, Phase::credit};
   }

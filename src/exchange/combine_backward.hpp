@@ -64,7 +64,6 @@ class CombineBackwardOperation final : public Operation {
   void push(DType row_dtype);
   bool send_products();
   bool finish();
-  bool all_written() const;
   bool all_here() const;
 
   const ConstMatrix grad_out_;
@@ -73,7 +72,7 @@ class CombineBackwardOperation final : public Operation {
   WrittenWindow own_;
   PeerWindows windows_;
   LaneSenders senders_;
-  std::vector<LaneReceiver> receivers_;
+  LaneReceivers receivers_;
   std::optional<Weights> weights_;
   std::uint64_t next_token_ = 0;
   bool wrote_ = false;

@@ -2,7 +2,6 @@
 
 #include "exchange/dispatch.hpp"
 
-#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -41,9 +40,7 @@ DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
       senders_(early_->lanes(), Way::out, this->exchange().framings.dispatch) {}
 
 void DispatchOperation::make_receivers() {
-  for (const plan::LanePair& pair : plan()->rows.landing) {
-    receivers_.emplace_back(pair, Way::out, exchange().framings.dispatch.rows_per_fragment);
-  }
+  receivers_ = LaneReceivers(plan()->rows.landing, Way::out, exchange().framings.dispatch);
 }
 
 void DispatchOperation::open_early() {
@@ -95,9 +92,10 @@ bool DispatchOperation::step() {
 }
 
 bool DispatchOperation::send_some() {
-  return senders_.send(*this, *flow_,
-                       [this](const plan::Lane& lane, const plan::Fragment& fragment,
-                              std::byte* payload) { pack(lane, fragment, payload); });
+  return senders_.send(
+      *this, *flow_, [this](std::size_t lane, const plan::Fragment& fragment, std::byte* payload) {
+        pack(senders_.lane(lane), fragment, payload);
+      });
 }
 
 // The rows of a fragment, then their extra bytes.
@@ -123,26 +121,12 @@ void DispatchOperation::pack(const plan::Lane& lane, const plan::Fragment& fragm
 }
 
 bool DispatchOperation::land_some() {
-  bool advanced = false;
-  for (std::size_t i = 0; i < receivers_.size() && running(); ++i) {
-    LaneReceiver& receiver = receivers_[i];
-    LaneInbox& inbox = flow_->inboxes[i];
-    // An earlier use of the plan still lands, or this one is done.
-    if (inbox.ordinal != call().ordinal) continue;
-    if (!receiver.done()) receiver.grant_through(*this, inbox, receiver.range());
-    for (int taken = 0; taken < kLandingsPerStep; ++taken) {
-      const auto fragment = receiver.take(*this, inbox, exchange().framings.dispatch);
-      if (!fragment) break;
-      land(receiver, *fragment);
-      advanced = true;
-    }
-    if (running() && receiver.done()) receiver.end_use(*this, inbox);
-  }
-  return advanced;
+  return receivers_.land(*this, *flow_, [this](std::size_t lane, const LaneReceiver::Taken& taken) {
+    land(receivers_.lane(lane), taken);
+  });
 }
 
-void DispatchOperation::land(const LaneReceiver& receiver, const LaneReceiver::Taken& taken) {
-  const plan::Lane& lane = receiver.lane();
+void DispatchOperation::land(const plan::Lane& lane, const LaneReceiver::Taken& taken) {
   const std::byte* row = taken.arrived.payload();
   const std::byte* extra = row + taken.fragment.count * wire_row_bytes(exchange());
   clear_pushers();
@@ -203,14 +187,12 @@ const std::byte* DispatchOperation::extra_row(std::uint64_t token) const {
 }
 
 bool DispatchOperation::finish_writing() {
-  if (wrote_ || !running() || next_token_ < plan()->rows.num_tokens || !all_landed()) return false;
+  if (wrote_ || !running() || next_token_ < plan()->rows.num_tokens || !receivers_.done()) {
+    return false;
+  }
   windows_.raise(*this, PeerWindows::Flag::written);
   wrote_ = true;
   return true;
-}
-
-bool DispatchOperation::all_landed() const {
-  return std::ranges::all_of(receivers_, [](const LaneReceiver& lane) { return lane.done(); });
 }
 
 std::byte* DispatchOperation::target_row(const plan::Target& target, std::byte* window) const {
@@ -235,9 +217,7 @@ WaitTarget DispatchOperation::waits_for() const {
   }
   if (!own_.shown())
     return {engine().slow_reader(*this, plan()->rows.rows_from), Phase::earlier_call};
-  for (std::size_t i = 0; i < receivers_.size(); ++i) {
-    if (!receivers_[i].done()) return {flow_->inboxes[i].peer, Phase::rows};
-  }
+  if (const int rank = receivers_.missing_rank(); rank >= 0) return {rank, Phase::rows};
   if (const int rank = senders_.starved_peer(*flow_, call().ordinal); rank >= 0) {
     return {rank, Phase::credit};
   }

@@ -49,10 +49,9 @@ class DispatchOperation final : public Operation {
  private:
   bool send_some();
   bool land_some();
-  void land(const LaneReceiver& receiver, const LaneReceiver::Taken& taken);
+  void land(const plan::Lane& lane, const LaneReceiver::Taken& taken);
   bool push_home();
   bool finish_writing();
-  bool all_landed() const;
   std::byte* target_row(const plan::Target& target, std::byte* window) const;
   const std::byte* extra_row(std::uint64_t token) const;
   void pack(const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload);
@@ -74,7 +73,7 @@ class DispatchOperation final : public Operation {
   bool wrote_ = false;
   PeerWindows windows_;
   LaneSenders senders_;
-  std::vector<LaneReceiver> receivers_;
+  LaneReceivers receivers_;
   std::uint64_t next_token_ = 0;
   // Reused from step to step.
   RowPusher pusher_;

@@ -2,8 +2,6 @@
 
 #include "exchange/home_values.hpp"
 
-#include <algorithm>
-
 #include "exchange/engine.hpp"
 #include "kernels/row_kernels.hpp"
 #include "plan/weight_places.hpp"
@@ -20,43 +18,19 @@ std::uint32_t values_per_target(const Operation& operation) {
 
 HomeValues::HomeValues(const Operation& operation)
     : begins_(plan::value_begins(operation.plan()->rows, values_per_target(operation))),
-      list_(static_cast<std::size_t>(begins_.back())) {
-  const std::uint64_t per_fragment = operation.exchange().framings.values.rows_per_fragment;
-  for (const plan::LanePair& pair : operation.plan()->rows.outgoing) {
-    receivers_.emplace_back(pair, Way::values, per_fragment);
-  }
-}
+      list_(static_cast<std::size_t>(begins_.back())),
+      receivers_(operation.plan()->rows.outgoing, Way::values,
+                 operation.exchange().framings.values) {}
 
 bool HomeValues::step(Operation& operation, KindFlow& flow) {
-  const ExchangeState& exchange = operation.exchange();
-  bool advanced = false;
-  for (std::size_t i = 0; i < receivers_.size() && operation.running(); ++i) {
-    LaneReceiver& receiver = receivers_[i];
-    LaneInbox& inbox = flow.inboxes[i];
-    if (inbox.ordinal != operation.call().ordinal) continue;
-    if (!receiver.done()) receiver.grant_through(operation, inbox, receiver.range());
-    while (const auto taken = receiver.take(operation, inbox, exchange.framings.values)) {
-      const std::byte* const payload = taken->arrived.payload();
-      float* const place = &list_[static_cast<std::size_t>(begins_[i]) + taken->fragment.first];
-      exchange.engine.transport().pack_rows({.hidden = taken->fragment.count,
-                                             .rows = std::span(&payload, 1),
-                                             .out = reinterpret_cast<std::byte*>(place)});
-      advanced = true;
-    }
-    if (operation.running() && receiver.done()) receiver.end_use(operation, inbox);
-  }
-  return advanced;
-}
-
-bool HomeValues::done() const {
-  return std::ranges::all_of(receivers_, [](const LaneReceiver& lane) { return lane.done(); });
-}
-
-int HomeValues::missing_rank() const {
-  for (const LaneReceiver& receiver : receivers_) {
-    if (!receiver.done()) return receiver.lane().peer;
-  }
-  return -1;
+  Transport& transport = operation.exchange().engine.transport();
+  return receivers_.land(operation, flow, [&](std::size_t lane, const LaneReceiver::Taken& taken) {
+    const std::byte* const payload = taken.arrived.payload();
+    float* const place = &list_[static_cast<std::size_t>(begins_[lane]) + taken.fragment.first];
+    transport.pack_rows({.hidden = taken.fragment.count,
+                         .rows = std::span(&payload, 1),
+                         .out = reinterpret_cast<std::byte*>(place)});
+  });
 }
 
 void HomeValues::write(const Operation& operation, std::span<float> grad_weights) const {

@@ -12,6 +12,8 @@ namespace ferry::detail {
 namespace {
 
 constexpr int kFragmentsPerStep = 4;
+// Fragments of a lane that land before the next lane has its turn.
+constexpr int kLandingsPerStep = 4;
 
 wire::Stream stream_of(Way way) {
   return way == Way::values ? wire::Stream::values : wire::Stream::rows;
@@ -48,7 +50,8 @@ bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& f
     if (picked == nullptr) break;
     const plan::Fragment& fragment = picked->cursor.current();
     Block block = network.take_block();
-    fill(*picked->lane, fragment, block.memory().data() + wire::kFragmentHeaderBytes);
+    const auto at = static_cast<std::size_t>(picked - lanes_.data());
+    fill(at, fragment, block.memory().data() + wire::kFragmentHeaderBytes);
     network.send_fragment(
         picked->lane->peer,
         {.call = operation.call(),
@@ -60,7 +63,7 @@ bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& f
         std::move(block), operation.shared_from_this());
     picked->cursor.advance();
     open_ -= picked->cursor.at_end() ? 1 : 0;
-    turn_ = static_cast<std::size_t>(picked - lanes_.data()) + 1;
+    turn_ = at + 1;
   }
   return sent > 0;
 }
@@ -163,6 +166,40 @@ void LaneReceiver::end_use(Operation& operation, LaneInbox& inbox) {
                        .kind = operation.call().kind,
                        .stream = stream_},
                       GrantUrgency::idle);
+}
+
+LaneReceivers::LaneReceivers(const std::vector<plan::LanePair>& pairs, Way way,
+                             const plan::Framing& framing)
+    : framing_(framing) {
+  lanes_.reserve(pairs.size());
+  for (const plan::LanePair& pair : pairs) {
+    lanes_.emplace_back(pair, way, framing.rows_per_fragment);
+  }
+}
+
+bool LaneReceivers::land(Operation& operation, KindFlow& flow, const Land& land) {
+  bool advanced = false;
+  for (std::size_t i = 0; i < lanes_.size() && operation.running(); ++i) {
+    LaneReceiver& receiver = lanes_[i];
+    LaneInbox& inbox = flow.inboxes[i];
+    // An earlier use of the plan still lands, or this one is done.
+    if (inbox.ordinal != operation.call().ordinal) continue;
+    if (!receiver.done()) receiver.grant_through(operation, inbox, receiver.range());
+    for (int taken = 0; taken < kLandingsPerStep; ++taken) {
+      const auto fragment = receiver.take(operation, inbox, framing_);
+      if (!fragment) break;
+      land(i, *fragment);
+      advanced = true;
+    }
+    if (operation.running() && receiver.done()) receiver.end_use(operation, inbox);
+  }
+  return advanced;
+}
+
+int LaneReceivers::missing_rank() const {
+  const auto open =
+      std::ranges::find_if(lanes_, [](const LaneReceiver& lane) { return !lane.done(); });
+  return open == lanes_.end() ? -1 : open->lane().peer;
 }
 
 }  // namespace ferry::detail

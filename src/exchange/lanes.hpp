@@ -20,9 +20,9 @@ const plan::Lane& lane_of(const plan::LanePair& pair, Way way);
 /// The sending side of one stream of one call.
 class LaneSenders {
  public:
-  /// Writes the rows of a fragment of a lane.
-  using Fill = std::function<void(const plan::Lane&, const plan::Fragment&, std::byte* payload)>;
-  /// True when what a fragment holds is there; `lane` counts the pairs.
+  /// Writes the rows of a fragment; `lane` counts the pairs.
+  using Fill = std::function<void(std::size_t lane, const plan::Fragment&, std::byte* payload)>;
+  /// True when what a fragment holds is there.
   using Ready = std::function<bool(std::size_t lane, const plan::Fragment&)>;
 
   /// `pairs` are the plan's landing or outgoing lanes.
@@ -32,6 +32,7 @@ class LaneSenders {
   /// True when there were any.
   bool send(Operation& operation, const KindFlow& flow, const Fill& fill,
             const Ready& ready = nullptr);
+  const plan::Lane& lane(std::size_t at) const { return *lanes_[at].lane; }
   bool done() const { return open_ == 0; }
   /// The peer of a lane that has more to send and no credit; -1 if none.
   int starved_peer(const KindFlow& flow, std::uint32_t ordinal) const;
@@ -80,6 +81,27 @@ class LaneReceiver {
   std::uint64_t granted_range_ = 0;      ///< ranges below this are granted
   std::uint64_t granted_fragments_ = 0;  ///< fragments of those ranges
   bool ended_ = false;
+};
+
+/// The receiving side of one stream of one call whose fragments are used up as they come.
+class LaneReceivers {
+ public:
+  /// Uses up one fragment; `lane` counts the pairs.
+  using Land = std::function<void(std::size_t lane, const LaneReceiver::Taken&)>;
+
+  LaneReceivers() = default;
+  LaneReceivers(const std::vector<plan::LanePair>& pairs, Way way, const plan::Framing& framing);
+
+  /// Grants what comes next and lands a few fragments of each lane. True when there were any.
+  bool land(Operation& operation, KindFlow& flow, const Land& land);
+  const plan::Lane& lane(std::size_t at) const { return lanes_[at].lane(); }
+  bool done() const { return missing_rank() < 0; }
+  /// A peer whose fragments have not all come; -1 if none.
+  int missing_rank() const;
+
+ private:
+  plan::Framing framing_;
+  std::vector<LaneReceiver> lanes_;  ///< same order as the flow's inboxes
 };
 
 }  // namespace ferry::detail

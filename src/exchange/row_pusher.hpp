@@ -14,8 +14,6 @@ namespace ferry::detail {
 /// Bytes pushed between two looks at the network: long enough to hide the look, short enough that a
 /// link does not run dry meanwhile.
 inline constexpr std::uint64_t kPushBytesPerStep = 1U << 20U;
-/// Fragments of a lane that land before the next lane has its turn.
-inline constexpr int kLandingsPerStep = 4;
 
 class RowPusher {
  public:

@@ -108,10 +108,10 @@ def test_inputs_are_not_copied(kind):
 
     assert sum(ferry.run(layer, 1, 2)) == 2 * TOKENS * 2
     base = np.arange(12, dtype=kind).reshape(6, 2)
-    view, _, is_numpy = _ferry.as_numpy(base)
+    view, _, is_numpy = _ferry.as_numpy(base, "call", 0)
     assert view is base and is_numpy
     tensor = torch.from_numpy(base)
-    assert address(_ferry.as_numpy(tensor)[0]) == tensor.data_ptr()
+    assert address(_ferry.as_numpy(tensor, "call", 0)[0]) == tensor.data_ptr()
 
 
 BAD = {

@@ -1,6 +1,7 @@
 """Layers against the oracle: strategies, layouts, dtypes, shapes of groups; forward and backward."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -157,6 +158,18 @@ def test_started_calls_and_gather():
         assert group.pool_bytes() > 0
 
     ferry.run(layer, 2, 2)
+
+
+def test_stalls_are_counted():
+    def layer(group):
+        exchange = ferry.Exchange(group, ferry.Placement.contiguous(2, 2), HIDDEN, "f32")
+        if group.rank == 0:
+            time.sleep(0.1)
+        exchange.plan(np.zeros((3, 1), np.int64))
+        return exchange.host_stalls, exchange.stall_us
+
+    stalls, stall_us = ferry.run(layer, 2, 1)[1]
+    assert stalls >= 1 and stall_us > 5
 
 
 def test_backward():

@@ -241,10 +241,47 @@ def test_all_gather_and_all_reduce():
         assert group.all_reduce(np.float32(rank)).shape == ()
         with pytest.raises(ferry.InvalidArgumentError, match="'sum', 'max'"):
             group.all_reduce(values, "mean")
+        for given, dtype in (values, "bf16"), (bits, "f16"):
+            with pytest.raises(ferry.InvalidArgumentError, match="leave it out"):
+                group.all_reduce(given, dtype=dtype)
         with pytest.raises(ferry.MismatchError, match="rank"):
             group.all_reduce(np.zeros(1 + rank // 2))
 
     ferry.run(body, 3, 1)
+
+
+@pytest.mark.parametrize("wrong, text", [
+    ("text", "array on rank 1 is a str"),
+    (np.array([None]), "elements of object"),
+    (np.zeros(2, "datetime64[s]"), "elements of datetime64"),
+])
+def test_an_array_that_one_rank_cannot_give_is_refused_on_all(wrong, text):
+    def body(group):
+        refusals = []
+        for call in group.all_gather, group.all_reduce:
+            with pytest.raises(ferry.InvalidArgumentError, match=text) as caught:
+                call(wrong if group.rank == 1 else np.ones(3))
+            refusals.append(str(caught.value))
+        assert group.all_gather(np.full(1, group.rank))[2] == [2]
+        return refusals
+
+    first, *others = ferry.run(body, 3, 1)
+    assert first[0].startswith("all_gather: ") and first[1].startswith("all_reduce: ")
+    assert others == [first, first]
+
+
+def test_operations_that_differ_are_refused_on_all():
+    def body(group):
+        texts = []
+        for op, kind in ("max", ferry.MismatchError), ("mean", ferry.InvalidArgumentError):
+            with pytest.raises(kind) as caught:
+                group.all_reduce(np.ones(2), "sum" if group.rank == 0 else op)
+            texts.append(str(caught.value))
+        return texts
+
+    first, *others = ferry.run(body, 3, 1)
+    assert "rank 1 asked for max, rank 0 for sum" in first[0] and "'mean' on rank 1" in first[1]
+    assert others == [first, first]
 
 
 def layer(group):

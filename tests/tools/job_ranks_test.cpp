@@ -12,8 +12,15 @@ namespace {
 
 RankRecords sample_records(double start_s) {
   RankRecord record;
-  record.repeats = {{{start_s, start_s + 1}, {2, 3}, {4, 5}, {6, 7}},
-                    {{1, 9}, {2, 8}, {3, 7}, {4, 6}}};
+  record.repeats.resize(2);
+  record.repeats[0].memcpy = {start_s, start_s + 1};
+  record.repeats[0].plan = {2, 3};
+  record.repeats[0].dispatch = {4, 5};
+  record.repeats[0].combine = {6, 7};
+  record.repeats[1].memcpy = {1, 9};
+  record.repeats[1].plan = {2, 8};
+  record.repeats[1].dispatch = {3, 7};
+  record.repeats[1].combine = {4, 6};
   record.counted = {.metadata = 1, .dispatch = 2, .combine = 3, .control = 4};
   record.summary.rows_received = 5;
   record.memory = {.pool = 6, .staging = 7, .plan = 8};
