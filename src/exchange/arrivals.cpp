@@ -24,14 +24,18 @@ bool Engine::receive() {
     std::optional<Arrival> arrival = network_.poll();
     if (!arrival) break;
     const int source = arrival->source;
-    switch (arrival->kind) {
-      case MessageKind::payload: handle_fragment(std::move(*arrival)); break;
-      case MessageKind::metadata: handle_metadata(std::move(*arrival)); break;
-      case MessageKind::control: handle_control(std::move(*arrival)); break;
-    }
+    handle(std::move(*arrival));
     network_.replenish(source);
   }
   return count > 0;
+}
+
+void Engine::handle(Arrival arrival) {
+  switch (arrival.kind) {
+    case MessageKind::payload: handle_fragment(std::move(arrival)); break;
+    case MessageKind::metadata: handle_metadata(std::move(arrival)); break;
+    case MessageKind::control: handle_control(std::move(arrival)); break;
+  }
 }
 
 std::shared_ptr<ExchangeState> Engine::find_exchange(std::uint32_t id) {
@@ -83,8 +87,17 @@ void Engine::handle_fragment(Arrival arrival) {
       apply_grant(*target, arrival.source, grant);
     }
   }
-  const std::shared_ptr<ExchangeState> exchange = find_exchange(fragment.header.call.exchange);
-  if (!exchange) return;
+  const std::uint32_t id = fragment.header.call.exchange;
+  const std::shared_ptr<ExchangeState> exchange = find_exchange(id);
+  if (!exchange) {
+    // Rows of plan_and_dispatch need no answer of this rank: they can be there before its exchange,
+    // in memory that was set aside for another one.
+    if (id >= next_exchange_) {
+      arrival.block = std::move(fragment.block);
+      ahead_[id].push_back(std::move(arrival));
+    }
+    return;
+  }
   const auto payload = message.subspan(wire::kFragmentHeaderBytes);
   if (payload.size() != fragment.header.payload_bytes) {
     refuse_call(*exchange, fragment.header.call,

@@ -55,11 +55,14 @@ std::uint32_t early_fragments(const ExchangeState& exchange) {
 }
 
 // What may leave early on each lane: as much as its receiver expects, and no more than the limit
-// per node in all.
+// per node in all. A receiver that has not made the exchange yet has blocks of the transport's size:
+// rows that are too large for them wait for the plan.
 void set_agreed_credit(const ExchangeState& exchange, KindFlow& flow) {
-  const Topology& topology = exchange.engine.transport().topology();
+  const Transport& transport = exchange.engine.transport();
+  const Topology& topology = transport.topology();
   const plan::Framing& framing = exchange.framings.dispatch;
   const std::uint64_t fragment = framing.rows_per_fragment * framing.row_bytes;
+  if (wire::kFragmentHeaderBytes + fragment > transport.preferred_fragment_bytes()) return;
   std::vector<std::uint64_t> left(topology.num_nodes(), std::max(kEarlyBytesPerNode, fragment));
   for (LaneOutbox& outbox : flow.outboxes) {
     std::uint64_t& budget = left[topology.node_of(outbox.peer)];

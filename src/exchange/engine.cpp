@@ -87,12 +87,7 @@ void Engine::add(const std::shared_ptr<ExchangeState>& exchange) {
   next_exchange_ = exchange->id + 1;
   // Peers may have made the exchange earlier and used it already.
   if (auto waiting = ahead_.extract(exchange->id)) {
-    for (Arrival& arrival : waiting.mapped()) {
-      if (arrival.kind == MessageKind::metadata)
-        handle_metadata(std::move(arrival));
-      else
-        handle_control(std::move(arrival));
-    }
+    for (Arrival& arrival : waiting.mapped()) handle(std::move(arrival));
   }
 }
 

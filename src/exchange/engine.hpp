@@ -123,6 +123,7 @@ class Engine final : public TransportAttachment {
 
   // arrivals.cpp
   bool receive();
+  void handle(Arrival arrival);
   void handle_fragment(Arrival arrival);
   void deliver_fragment(ExchangeState& exchange, int source, ArrivedFragment fragment);
   void handle_control(Arrival arrival);

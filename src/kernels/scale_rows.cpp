@@ -262,7 +262,6 @@ void scale_row(const ScaleTask& task, LaneRows& lanes) {
   const ScaleJob& job = task.job;
   const std::size_t hidden = static_cast<std::size_t>(job.hidden);
   const std::size_t from_bytes = hidden * element_bytes(kFrom);
-  const std::size_t to_bytes = hidden * element_bytes(kTo);
   const detail::Lookahead source_ahead =
       detail::look_past_row(task.row.source, from_bytes, task.later);
   alignas(64) float source[kScaleChunk + kMostBlock];

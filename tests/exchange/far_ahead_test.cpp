@@ -1,6 +1,7 @@
 // Ranks that need nothing of the others run far ahead, or leave early: nobody waits for them, and
 // what they refuse, or do in another order, is still found.
 
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -121,6 +122,44 @@ TEST(FarAhead, ARefusalWithoutAPlanEndsCallsThoughPlacesSayNothing) {
       EXPECT_EQ(error.code(), ErrorCode::stale_plan) << error.what();
     }
   });
+}
+
+/// Rank 0 makes a second exchange and sends rows with its first plan, while rank 1 still waits in
+/// the first one and has memory set aside for that.
+TEST(FarAhead, RowsThatComeBeforeTheirExchangeAreKept) {
+  for (const std::int64_t hidden : {16, 200'000}) {  // the second: a row is more than a fragment
+    SCOPED_TRACE(hidden);
+    threads::run({.nodes = 2, .ranks_per_node = 1}, [&](Transport& transport) {
+      const std::vector<std::int32_t> ids{0, 1};
+      const auto routing = Routing::of(2, 1, std::span<const std::int32_t>(ids));
+      std::vector<float> x(static_cast<std::size_t>(2 * hidden),
+                           static_cast<float>(transport.rank()));
+      const ConstMatrix rows{x.data(), DType::f32, 2, hidden, 0};
+      const auto make = [&](std::int64_t columns) {
+        return Exchange(transport, Placement::from_map({0, 1}),
+                        {.hidden = columns, .dtype = DType::f32});
+      };
+      Exchange first = make(16);
+      const Plan kept = first.plan(routing);
+      std::optional<Exchange> second;
+      std::optional<Pending<Dispatched>> early;
+      const auto begin_second = [&] {
+        second.emplace(make(hidden));
+        early.emplace(second->start_plan_and_dispatch(routing, rows));
+      };
+      if (transport.rank() == 0) begin_second();
+      first.plan(routing);
+      if (transport.rank() == 1) begin_second();
+      const Dispatched got = early->wait();
+      ASSERT_EQ(got.rows.num_rows(), 2);
+      for (const int source : {0, 1}) {
+        const ConstMatrix all = got.rows.matrix();
+        const auto* const row = reinterpret_cast<const float*>(all.row(source));
+        EXPECT_EQ(row[0], static_cast<float>(source));
+        EXPECT_EQ(row[hidden - 1], static_cast<float>(source));
+      }
+    });
+  }
 }
 
 }  // namespace
