@@ -1,5 +1,5 @@
-# cmake --install: headers, libraries, the LICENSE, and two ways to find them: a CMake package and a
-# pkg-config file. Both name their paths from where they stand, so a prefix can be moved as a whole.
+# cmake --install: headers, libraries, the LICENSE, the command's traces, and two ways to find the library:
+# a CMake package and a pkg-config file. Both name their paths from where they stand, so a prefix can be moved as a whole.
 include(CMakePackageConfigHelpers)
 
 get_property(layers GLOBAL PROPERTY FERRY_LAYERS)
@@ -14,6 +14,12 @@ endforeach()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/ferry" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
   FILES_MATCHING PATTERN "*.hpp")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+# The traces that come with the command: it looks for them at ../share, seen from its own folder.
+if(FERRY_BUILD_TOOLS)
+  cmake_path(SET trace_dir NORMALIZE "${CMAKE_INSTALL_BINDIR}/../share/ferry")
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/data/traces" DESTINATION "${trace_dir}")
+endif()
 
 # The CMake package. FindIsal goes along, because ISA-L has no CMake package of its own.
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/ferryConfig.cmake.in"

@@ -55,8 +55,8 @@ std::uint32_t early_fragments(const ExchangeState& exchange) {
 }
 
 // What may leave early on each lane: as much as its receiver expects, and no more than the limit
-// per node in all. A receiver that has not made the exchange yet has blocks of the transport's size:
-// rows that are too large for them wait for the plan.
+// per node in all. A receiver that has not made the exchange yet has blocks of the transport's
+// size: rows that are too large for them wait for the plan.
 void set_agreed_credit(const ExchangeState& exchange, KindFlow& flow) {
   const Transport& transport = exchange.engine.transport();
   const Topology& topology = transport.topology();

@@ -7,6 +7,7 @@ Exit codes: 0 passed, 1 failed, 77 skipped because a tool is missing here.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -82,6 +83,30 @@ def tree(args):
         said = run([args.moved / args.bindir / "ferry", "--version"])
         if args.version not in said:
             fail(f"the installed command says '{said.strip()}', expected version {args.version}")
+
+
+def traces(args):
+    """Those of the source tree came along, and the command runs its default from where it stands."""
+    if not args.command:
+        print("SKIPPED: a build without the command installs no traces")
+        sys.exit(SKIPPED)
+    source = args.source / "data" / "traces"
+    place = (args.moved / args.bindir / ".." / "share" / "ferry" / "traces").resolve()
+    for domain in ("scripture", "speeches"):
+        for name in ("topk_idx.npy", "topk_weights.npy", "meta.json"):
+            path = Path("ferry_lm") / domain / name
+            if not (source / path).is_file():
+                fail(f"data/traces/{path} is missing")
+            if not (place / path).is_file():
+                fail(f"share/ferry/traces/{path} was not installed")
+            if (place / path).read_bytes() != (source / path).read_bytes():
+                fail(f"share/ferry/traces/{path} is not what stands in data/traces")
+    said = run([args.moved / args.bindir / "ferry", "bench", "--strategy", "node_dedup",
+                "--hidden", "64", "--repeat", "1", "--mpi", "off", "--json"])
+    result = json.loads(said.splitlines()[-1])
+    if not result["verified"] or result["trace"] != str(place / "ferry_lm" / "scripture"):
+        fail(f"ferry bench without flags ran {result['routing']} {result['trace']}; expected the "
+             f"installed trace ferry_lm/scripture:\n{said}")
 
 
 def mpi_flags():
@@ -167,7 +192,7 @@ def cleanup(args):
 
 def main():
     parts = {part.__name__: part
-             for part in (prefix, tree, headers, find_package, version, pkg_config, cleanup)}
+             for part in (prefix, tree, traces, headers, find_package, version, pkg_config, cleanup)}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=parts)
     for name in ("source", "build", "work"):

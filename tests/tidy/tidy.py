@@ -13,7 +13,7 @@ from rules import MAX_FILE_LINES, RATCHET_FILE_LINES, RULES
 from source_text import SourceText
 
 FOLDERS = ("include", "src", "tools", "tests", "bench", "examples", "python", "lab", "scripts",
-           "cmake", "docs", ".ci")
+           "cmake", "data", "docs", ".ci")
 TOP_FILES = ("*.md", "CMakeLists.txt", "CMakePresets.json", "setup.py", "pyproject.toml")
 SUFFIXES = {".hpp", ".cpp", ".py", ".md", ".txt", ".cmake", ".json", ".sh", ""}
 CODE_SUFFIXES = {".hpp", ".cpp", ".py", ".cmake", ".sh"}

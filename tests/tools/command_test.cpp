@@ -161,6 +161,9 @@ TEST(Command, ReadsATrace) {
   const Json object = json_lines(outcome.out).front();
   EXPECT_EQ(object.at("routing"), "trace");
   EXPECT_EQ(object.at("trace"), directory.path().string());
+  EXPECT_EQ(object.at("model"), "tiny");
+  EXPECT_EQ(object.at("domain"), nullptr);
+  EXPECT_EQ(object.at("layer"), 1);
   EXPECT_EQ(object.at("num_experts"), 4);
   EXPECT_EQ(object.at("hidden"), 16);
   EXPECT_EQ(object.at("tokens_per_rank"), (Json{2, 2}));

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "tools/ferry_folder.hpp"
 #include "tools/run_ferry.hpp"
 #include "tools/trace_files.hpp"
 
@@ -50,14 +51,16 @@ class MpiBench : public testing::TestWithParam<Mpi> {
     const std::string module = fmt::format("{}/ferry_mpi_{}.so", FERRY_MODULES, mpi.name);
     if (!std::filesystem::exists(module)) GTEST_SKIP() << "this build has no " << module;
   }
-  static Outcome run(int ranks, const std::string& arguments, const std::string& variables = "") {
+  /// What starts so many ranks, before the program.
+  static std::string launch(int ranks, const std::string& variables) {
     const Mpi& mpi = GetParam();
-    return tools::ferry(
-        arguments,
-        fmt::format(
-            "{} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 100 {} {} "
-            "-n {}",
-            variables, mpi.launcher, mpi.flags, ranks));
+    return fmt::format(
+        "{} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 100 {} {} "
+        "-n {}",
+        variables, mpi.launcher, mpi.flags, ranks);
+  }
+  static Outcome run(int ranks, const std::string& arguments, const std::string& variables = "") {
+    return tools::ferry(arguments, launch(ranks, variables));
   }
   /// One line from one rank, and that code.
   static void expect_told_once(const Outcome& outcome, int code, const std::string& text) {
@@ -204,6 +207,20 @@ TEST_P(MpiBench, AWrongStartIsToldOnceAndEndsWith2) {
   expect_told_once(run(2, kSmall + "--no-such-flag"), 2, "--no-such-flag");
   const std::string other = GetParam().name == std::string("mpich") ? "openmpi" : "mpich";
   expect_told_once(run(2, kSmall + "--mpi " + other), 2, "is of the other MPI");
+}
+
+TEST_P(MpiBench, ATraceThatComesWithSomeRanksOnlyIsToldOnceAndEndsWith4) {
+  const tools::FerryFolder whole;
+  whole.add_trace();
+  const tools::FerryFolder alone;
+  const std::string small = "bench --hidden 16 --repeat 1 --strategy flat";
+  const std::string both = fmt::format("{0} : -n 1 '{1}' {0}", small, alone.program().string());
+  const std::string variables = "FERRY_MODULE_PATH='" FERRY_MODULES "'";
+  expect_told_once(tools::ferry_at(whole.program(), both, launch(1, variables)), 4,
+                   "rank 1 has routing uniform, rank 0 trace");
+  const Outcome same = tools::ferry_at(whole.program(), small + " --json", launch(2, variables));
+  ASSERT_EQ(same.code, 0) << same.err;
+  EXPECT_EQ(json_lines(same.out).at(0).at("trace"), whole.trace().string());
 }
 
 TEST_P(MpiBench, OffRunsEveryProcessOnItsOwn) {

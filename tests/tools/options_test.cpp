@@ -34,6 +34,7 @@ TEST(BenchFlags, Defaults) {
   const BenchOptions options = parse_bench_flags({});
   EXPECT_EQ(options.strategies.size(), 4U);
   EXPECT_EQ(options.num_ranks(), 8);
+  EXPECT_TRUE(options.routing_by_default);
   EXPECT_EQ(options.pattern, tools::RoutingPattern{});
   EXPECT_FALSE(options.wire_dispatch.has_value());
   EXPECT_FALSE(options.wire_combine.has_value());
@@ -140,17 +141,26 @@ TEST(BenchFlags, RefusalsNameFlagValueAndWhatIsAllowed) {
       {[](BenchFlags& f) { f.tokens = "1,2,3"; }, "3 counts for 8 ranks"},
       {[](BenchFlags& f) { f.tokens = "12x"; }, "'12x' is no token count"},
       {[](BenchFlags& f) { f.tokens = "-1"; }, "'-1' is no token count"},
-      {[](BenchFlags& f) { f.plain.routing = "zipf"; }, "--routing zipf: no such routing"},
-      {[](BenchFlags& f) { f.plain.routing = "zipf:nan"; }, "--routing zipf:nan"},
+      {[](BenchFlags& f) { f.routing = "zipf"; }, "--routing zipf: no such routing"},
+      {[](BenchFlags& f) { f.routing = "zipf:nan"; }, "--routing zipf:nan"},
       {[](BenchFlags& f) { f.plain.num_nodes = 0; }, "--nodes 0: allowed: 1..1024"},
       {[](BenchFlags& f) { f.plain.num_nodes = 1000; }, "--nodes times --ranks-per-node 4000"},
       {[](BenchFlags& f) { f.plain.repeat = 0; }, "--repeat 0: allowed: 1.."},
       {[](BenchFlags& f) { f.plain.num_topk = 65; }, "--topk 65: allowed: 1..64"},
       {[](BenchFlags& f) { f.plain.hidden = 0; }, "--hidden 0: allowed: 1.."},
-      {[](BenchFlags& f) { f.plain.layer = 3; }, "only a trace has layers"},
+      {[](BenchFlags& f) {
+         f.plain.layer = 3;
+         f.tokens = "20";
+       },
+       "only a trace has layers"},
       {[](BenchFlags& f) {
          f.plain.trace_directory = std::string("dir");
          f.plain.num_experts = 8;
+       },
+       "--trace decides"},
+      {[](BenchFlags& f) {
+         f.plain.trace_directory = std::string("dir");
+         f.routing = "uniform";
        },
        "--trace decides"},
       {[](BenchFlags& f) { f.fault = "all"; }, "--inject-fault all: allowed:"},

@@ -29,14 +29,20 @@ inline std::string content_of(const std::filesystem::path& path) {
 }
 
 /// `prefix` comes before the binary: variables, or a launcher.
-inline Outcome ferry(const std::string& arguments, const std::string& prefix = "") {
+inline Outcome ferry_at(const std::filesystem::path& program, const std::string& arguments,
+                        const std::string& prefix = "") {
   const TemporaryDirectory directory;
   const std::filesystem::path out = directory.path() / "out";
   const std::filesystem::path err = directory.path() / "err";
-  const std::string line = prefix + " '" FERRY_COMMAND "' " + arguments + " >'" + out.string() +
-                           "' 2>'" + err.string() + "' </dev/null";
+  const std::string line = prefix + " '" + program.string() + "' " + arguments + " >'" +
+                           out.string() + "' 2>'" + err.string() + "' </dev/null";
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, content_of(out), content_of(err)};
+}
+
+/// The binary of this build.
+inline Outcome ferry(const std::string& arguments, const std::string& prefix = "") {
+  return ferry_at(FERRY_COMMAND, arguments, prefix);
 }
 
 inline std::vector<nlohmann::json> json_lines(const std::string& text) {

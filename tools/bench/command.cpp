@@ -106,6 +106,7 @@ CLI::App& add_command(CLI::App& app, BenchFlags& flags) {
   add_bench_flags(*command, flags);
   command->footer(
       "Examples:\n"
+      "  ferry bench --link-rate 1gbit\n"
       "  ferry bench --routing zipf:1.0 --link-rate 1gbit\n"
       "  ferry bench --trace traces/deepseek_v2_lite/intent --layer 3 --tokens 1024 --json\n"
       "  ferry bench --nodes 1 --ranks-per-node 2 --tokens 1024\n"

@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <exception>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -63,6 +65,7 @@ class JobRun {
     const LabLink link = read_lab_link();
     const Neighbours neighbours = find_neighbours(transport_);
     workload_ = make_workload(options_, transport_.topology());
+    check_same_routing();
     counts_ = count_rows(*workload_);
     tools::check_memory(
         needed_bytes(*workload_, counts_, neighbours.ranks_here, options_),
@@ -86,6 +89,22 @@ class JobRun {
     // On every rank: where the result is refused, all ranks refuse it.
     const RunResult result = summarise(*context_);
     if (is_first()) tell(*context_, result);
+  }
+
+  /// The trace that comes with the command may be on some machines only.
+  void check_same_routing() {
+    const auto names = all_gather(transport_, std::as_bytes(std::span(workload_->routing_name)));
+    const auto text_of = [&](std::size_t rank) {
+      return std::string_view(reinterpret_cast<const char*>(names[rank].data()),
+                              names[rank].size());
+    };
+    for (std::size_t rank = 1; rank < names.size(); ++rank) {
+      if (text_of(rank) == text_of(0)) continue;
+      throw tools::EnvironmentError(fmt::format(
+          "rank {} has routing {}, rank 0 {}: the trace that comes with ferry is not on "
+          "every machine; fix: install ferry whole on all of them, or give --routing",
+          rank, text_of(rank), text_of(0)));
+    }
   }
 
   void gather_records() {

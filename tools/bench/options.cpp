@@ -5,11 +5,13 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <string_view>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "common/default_trace.hpp"
 #include "common/failures.hpp"
 #include "common/flags.hpp"
 #include "common/trace_routing.hpp"
@@ -152,15 +154,25 @@ void parse_baselines(const BenchFlags& flags, BenchOptions& options) {
   }
 }
 
-/// Only what the trace does not decide may be given beside --trace.
-void check_trace_flags(const BenchOptions& options) {
-  tools::check_layer(options.trace_directory, options.layer);
-  if (options.trace_directory.empty()) return;
-  if (options.num_topk || options.num_experts || options.routing != "uniform") {
+/// Where the routing comes from. Only what the trace does not decide may be given beside --trace;
+/// without any flag that says what is routed, it is the trace that comes with the command.
+void choose_routing(const BenchFlags& flags, BenchOptions& options) {
+  const bool generated = options.num_topk || options.num_experts || !flags.routing.empty();
+  if (!options.trace_directory.empty() && generated) {
     throw tools::UsageError(
         "--trace decides the routing, top-k and experts; fix: leave out --routing, "
         "--topk and --experts");
   }
+  options.routing_by_default =
+      options.trace_directory.empty() && !generated && flags.tokens.empty();
+  if (options.routing_by_default) {
+    const std::filesystem::path directory = tools::default_trace_directory();
+    std::error_code error;
+    if (std::filesystem::is_directory(directory, error)) options.trace_directory = directory;
+  }
+  tools::check_layer(options.trace_directory, options.layer);
+  if (!flags.routing.empty()) options.routing = flags.routing;
+  options.pattern = tools::parse_routing(options.routing);
 }
 
 void check_ranges(const BenchOptions& options) {
@@ -211,21 +223,23 @@ void add_what_flags(const FlagGroup& group, BenchFlags& flags) {
   BenchOptions& plain = flags.plain;
   group
       .add("--trace", plain.trace_directory,
-           "routing trace of a real model: topk_idx.npy, meta.json [, topk_weights.npy]")
+           "routing trace of a real model: topk_idx.npy, meta.json [, topk_weights.npy]; default: "
+           "the one\n"
+           "that comes with ferry, unless --routing, --tokens, --topk or --experts is given")
       ->type_name("DIR");
   group.add("--layer", plain.layer, "layer of the trace")->capture_default_str();
   group
-      .add("--routing", plain.routing,
+      .add("--routing", flags.routing,
            "generated routing: uniform; zipf:S, skewed; khot:K, every token takes K hot experts "
            "first;\n"
-           "group:G,M, experts of M of G groups per token")
-      ->capture_default_str();
+           "group:G,M, experts of M of G groups per token; default uniform, where it is generated")
+      ->type_name("PATTERN");
   group
       .add("--tokens", flags.tokens,
            "tokens per rank, or a comma list with one count per rank; default 512, or the whole "
            "trace")
       ->type_name("T");
-  group.add("--hidden", plain.hidden, "elements of a row; default 2048, or the trace's");
+  group.add("--hidden", plain.hidden, "elements of a row; default 2048, or those of --trace DIR");
   group.add("--topk", plain.num_topk, "experts per token; default 8");
   group.add("--experts", plain.num_experts, "experts of all ranks; default 64");
   group.add("--dtype", flags.dtype, "f32, bf16 or f16")->capture_default_str();
@@ -360,14 +374,13 @@ BenchOptions parse_bench_flags(const BenchFlags& flags,
   options.wire_combine = wire.combine;
   options.link_bits_per_s = parse_link_rate(flags.link_rate);
   options.tokens = tools::parse_tokens(flags.tokens, options.num_ranks());
-  options.pattern = tools::parse_routing(options.routing);
   options.fault = parse_fault(flags.fault);
   parse_baselines(flags, options);
   if (options.no_reuse && !options.backward) {
     throw tools::UsageError("--no-reuse: allowed only with --backward; fix: add it");
   }
   check_launcher_flags(launcher, options);
-  check_trace_flags(options);
+  choose_routing(flags, options);
   return options;
 }
 

@@ -23,6 +23,9 @@ enum class Fault : std::uint8_t { none, row, out, bytes, baseline };
 struct BenchOptions {
   // What is exchanged
   std::string trace_directory;  ///< empty = generated routing
+  /// No flag said what is routed: it is the trace that comes with the command, in trace_directory,
+  /// or generated where that is not there.
+  bool routing_by_default = false;
   int layer = 0;
   std::string routing = "uniform";   ///< as given
   tools::RoutingPattern pattern;     ///< what it says
@@ -66,6 +69,7 @@ struct BenchOptions {
 /// The flags as text, filled by CLI11.
 struct BenchFlags {
   BenchOptions plain;  ///< flags that need no parsing beyond CLI11's
+  std::string routing;  ///< empty = not given
   std::string strategy = "all";
   std::string dtype = "bf16";
   std::string wire;

@@ -24,7 +24,7 @@ Json what_was_run(const RunContext& context, std::optional<Strategy> strategy) {
   for (const support::RoutingData& rank : workload.routing) {
     tokens_per_rank.push_back(rank.num_tokens);
   }
-  const bool traced = !options.trace_directory.empty();
+  const std::optional<TraceSource>& trace = workload.trace;
   return {
       {"schema", "ferry.bench/1"},
       {"strategy", strategy ? Json(to_string(*strategy)) : Json()},
@@ -47,9 +47,10 @@ Json what_was_run(const RunContext& context, std::optional<Strategy> strategy) {
       {"wire_dispatch", to_string(wire_dispatch(options))},
       {"wire_combine", to_string(wire_combine(options))},
       {"routing", workload.routing_name},
-      {"trace", traced ? Json(options.trace_directory) : Json()},
-      {"model", traced ? Json(workload.model) : Json()},
-      {"layer", traced ? Json(options.layer) : Json()},
+      {"trace", trace ? Json(trace->directory) : Json()},
+      {"model", trace ? Json(trace->model) : Json()},
+      {"domain", trace && !trace->domain.empty() ? Json(trace->domain) : Json()},
+      {"layer", trace ? Json(trace->layer) : Json()},
       {"seed", options.seed},
       {"repeat", options.repeat},
       {"fragment_bytes", settings.fragment_bytes},

@@ -6,6 +6,7 @@
 
 #include "bench/advice.hpp"
 #include "bench/print.hpp"
+#include "common/default_trace.hpp"
 #include "common/text.hpp"
 
 namespace ferry::bench {
@@ -26,14 +27,20 @@ std::string links_of(const RunSettings& settings) {
   return settings.mpi.empty() ? "links not paced, as fast as memory" : "links as MPI finds them";
 }
 
+std::string routing_of(const RunContext& context) {
+  const Workload& workload = context.workload;
+  if (!workload.trace) {
+    return fmt::format("{}, seed {}", workload.routing_name, context.options.seed);
+  }
+  const TraceSource& trace = *workload.trace;
+  if (!trace.by_default) return fmt::format("{}, layer {}", trace.directory, trace.layer);
+  return fmt::format("{}, which comes with ferry, layer {}", tools::kDefaultTrace, trace.layer);
+}
+
 std::string heading(const RunContext& context) {
   const BenchOptions& options = context.options;
   const Workload& workload = context.workload;
   const RunSettings& settings = context.settings;
-  const std::string routing =
-      options.trace_directory.empty()
-          ? fmt::format("{}, seed {}", workload.routing_name, options.seed)
-          : fmt::format("{}, layer {}", options.trace_directory, options.layer);
   std::string text = fmt::format(
       "{}, {} ({}; {})\n"
       "{}, top-{} of {} experts, hidden {} {}; between nodes {} out, {} back\n"
@@ -44,7 +51,7 @@ std::string heading(const RunContext& context) {
       tools::counted(workload.num_tokens(), "token"), workload.num_topk,
       workload.placement.num_experts(), workload.shape.hidden, to_string(workload.shape.dtype),
       to_string(wire_dispatch(options)), to_string(wire_combine(options)),
-      to_string(options.layout), to_string(options.weights), routing);
+      to_string(options.layout), to_string(options.weights), routing_of(context));
   for (const std::string& note : workload.notes) text += fmt::format("note: {}\n", note);
   if (!settings.one_clock) {
     text += "ranks have different clocks: a time is the longest of the ranks' own durations\n";

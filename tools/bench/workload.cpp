@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "bench/memory.hpp"
+#include "common/default_trace.hpp"
 #include "common/failures.hpp"
 #include "common/flags.hpp"
 #include "common/generator.hpp"
@@ -24,27 +25,42 @@ constexpr int kDefaultTopk = 8;
 constexpr int kDefaultExperts = 64;
 constexpr std::size_t kNumStrategies = 4;
 
-Workload from_trace(const BenchOptions& options) {
-  const tools::Trace trace = tools::Trace::load(options.trace_directory);
-  const tools::TraceInfo& info = trace.info();
-  if (!options.hidden && info.hidden == 0) {
+/// Elements of a row. A trace that was named says what its model has; the one that comes with the
+/// command is of a model so small that its rows would show little of what large ones cost.
+std::int64_t hidden_of(const BenchOptions& options, const tools::TraceInfo& info) {
+  if (options.hidden) return *options.hidden;
+  if (options.routing_by_default) return kDefaultHidden;
+  if (info.hidden == 0) {
     throw tools::UsageError(
         fmt::format("--trace {}: its meta.json names no hidden size; fix: add "
                     "--hidden H",
                     options.trace_directory));
   }
+  return info.hidden;
+}
+
+Workload from_trace(const BenchOptions& options) {
+  const tools::Trace trace = tools::Trace::load(options.trace_directory);
+  const tools::TraceInfo& info = trace.info();
   Workload workload{Topology::uniform(options.num_nodes, options.ranks_per_node),
                     Placement::contiguous(info.num_experts, options.num_ranks()),
-                    {options.hidden.value_or(info.hidden), options.dtype},
+                    {hidden_of(options, info), options.dtype},
                     info.num_topk,
                     {},
                     "trace",
-                    info.model,
+                    TraceSource{options.trace_directory, info.model, info.domain, options.layer,
+                                options.routing_by_default},
                     {}};
   tools::TraceRouting shared = tools::share_out(
       trace, options.layer, tools::tokens_per_rank(options.tokens, options.num_ranks(), -1));
   workload.routing = std::move(shared.ranks);
   workload.notes = std::move(shared.notes);
+  if (options.routing_by_default && !options.hidden && info.hidden != 0) {
+    workload.notes.push_back(
+        fmt::format("rows have {} elements, as in large models, where those of this one have {}; "
+                    "--hidden sets it",
+                    kDefaultHidden, info.hidden));
+  }
   return workload;
 }
 
@@ -65,6 +81,35 @@ Workload generated(const BenchOptions& options) {
       options.pattern, shape,
       tools::tokens_per_rank(options.tokens, options.num_ranks(), kDefaultTokens), options.seed);
   return workload;
+}
+
+/// What is run where no flag says it: the trace that comes with the command. Where it is not there,
+/// or has too few sequences for so many ranks: generated routing, and a note that says why.
+Workload by_default(const BenchOptions& options) {
+  std::string reason;
+  if (options.trace_directory.empty()) {
+    reason = fmt::format("the trace that comes with ferry is not at {}",
+                         tools::default_trace_directory().string());
+  } else {
+    Workload workload = from_trace(options);
+    const auto is_empty = [](const support::RoutingData& rank) { return rank.num_tokens == 0; };
+    if (std::ranges::none_of(workload.routing, is_empty)) return workload;
+    reason = fmt::format("the trace that comes with ferry has too few sequences for {} ranks",
+                         options.num_ranks());
+    if (options.layer != 0) {
+      throw tools::UsageError(
+          fmt::format("--layer {}: {}; fix: fewer ranks, or --trace DIR", options.layer, reason));
+    }
+  }
+  Workload workload = generated(options);
+  workload.notes.push_back(
+      fmt::format("{}, so the routing is generated; --trace DIR takes a recorded one", reason));
+  return workload;
+}
+
+Workload chosen(const BenchOptions& options) {
+  if (options.routing_by_default) return by_default(options);
+  return options.trace_directory.empty() ? generated(options) : from_trace(options);
 }
 
 /// Distinct values, ascending; small vectors, so sorting is the fast way.
@@ -138,7 +183,7 @@ std::int64_t Workload::num_tokens() const {
 }
 
 Workload make_workload(const BenchOptions& options) {
-  Workload workload = options.trace_directory.empty() ? generated(options) : from_trace(options);
+  Workload workload = chosen(options);
   workload.layout = options.layout;
   return workload;
 }

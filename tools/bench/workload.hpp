@@ -4,6 +4,7 @@
 // the library's own figures can be held against them.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,15 @@
 
 namespace ferry::bench {
 
+/// The layer of a trace that is run.
+struct TraceSource {
+  std::string directory;
+  std::string model;
+  std::string domain;  ///< empty = not known
+  int layer = 0;
+  bool by_default = false;  ///< no flag named it: it comes with the command
+};
+
 struct Workload {
   Topology topology;
   Placement placement;
@@ -23,7 +33,7 @@ struct Workload {
   int num_topk = 1;
   std::vector<support::RoutingData> routing;  ///< by rank
   std::string routing_name;                   ///< "uniform", "zipf:1.0", "trace", ...
-  std::string model;                          ///< of the trace
+  std::optional<TraceSource> trace;           ///< nothing where the routing is generated
   Layout layout = Layout::expert_major;       ///< decides what a received row is
   std::vector<std::string> notes{};           ///< what a reader of the figures should know
 

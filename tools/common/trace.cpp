@@ -119,6 +119,8 @@ Trace Trace::load(const std::filesystem::path& directory) {
   const auto model = meta.find("model");
   info.model = model != meta.end() && model->is_string() ? model->get<std::string>()
                                                          : directory.filename().string();
+  const auto domain = meta.find("domain");
+  if (domain != meta.end() && domain->is_string()) info.domain = domain->get<std::string>();
   const std::optional<std::int64_t> num_experts = meta_integer(meta, meta_path, "num_experts", 1);
   if (!num_experts) {
     throw EnvironmentError(

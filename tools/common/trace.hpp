@@ -15,6 +15,7 @@ namespace ferry::tools {
 /// What is common to all layers, checked against the arrays.
 struct TraceInfo {
   std::string model;
+  std::string domain;  ///< of the text; empty when meta.json does not say
   int num_experts = 0;
   std::int64_t hidden = 0;  ///< 0 when meta.json does not say
   std::int64_t num_tokens = 0;

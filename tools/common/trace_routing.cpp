@@ -35,9 +35,10 @@ std::vector<std::string> notes_of(const TraceInfo& info, const std::vector<Token
   const std::string each =
       least == most ? fmt::format("{}", most) : fmt::format("{} to {}", least, most);
   std::vector<std::string> notes = {
-      fmt::format("trace of {}: {} tokens in {} sequences; whole sequences per rank, {} tokens "
+      fmt::format("trace of {}{}: {} tokens in {} sequences; whole sequences per rank, {} tokens "
                   "each, {} in all",
-                  info.model, info.num_tokens, info.sequence_lengths.size(), each, total)};
+                  info.model, info.domain.empty() ? "" : ", " + info.domain, info.num_tokens,
+                  info.sequence_lengths.size(), each, total)};
   if (num_cut > 0) {
     notes.push_back(fmt::format("--tokens cuts the last sequence of {} of {} ranks short", num_cut,
                                 shares.size()));
