@@ -174,11 +174,12 @@ class Group:
         is_real = np.issubdtype(arrays[0].dtype, np.floating)
         wide: npt.DTypeLike = np.float64 if is_real else own.dtype
         total = arrays[0].astype(wide)
-        for part in arrays[1:]:
-            if op == "sum":
-                total += part.astype(wide)
-            else:
-                np.maximum(total, part.astype(wide), out=total)
+        with np.errstate(invalid="ignore"):  # inf - inf is NaN: the caller's, and no news
+            for part in arrays[1:]:
+                if op == "sum":
+                    total += part.astype(wide)
+                else:
+                    np.maximum(total, part.astype(wide), out=total)
         result = _f32_to_bf16(total.astype(np.float32)) if as_bf16 else total.astype(own.dtype)
         return result if is_numpy else _ferry.Array(result, "bf16" if as_bf16 else found)
 

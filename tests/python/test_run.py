@@ -184,20 +184,28 @@ def test_a_closed_group_refuses_calls():
 
 
 def test_dropped_and_cancelled_pendings():
+    # Rank 1 starts when rank 0 has given up: a plan that both have started may be done by then.
+    cancelled, dropped = threading.Event(), threading.Event()
+
     def body(group):
         exchange = ferry.Exchange(group, ferry.Placement.contiguous(2, 2), 4, "f32")
         ids = np.array([[0], [1]])
+        if group.rank == 1:
+            assert cancelled.wait(60)
         pending = exchange.start_plan(ids)
         if group.rank == 0:
             pending.cancel("changed my mind")
+            cancelled.set()
         with pytest.raises(ferry.CancelledError, match="changed my mind"):
             pending.wait()
-        pending = exchange.start_plan(ids)
         if group.rank == 0:
+            pending = exchange.start_plan(ids)
             del pending
+            dropped.set()
         else:
+            assert dropped.wait(60)
             with pytest.raises(ferry.CancelledError, match="dropped"):
-                pending.wait()
+                exchange.start_plan(ids).wait()
         return exchange.plan(ids).num_rows
 
     assert ferry.run(body, 2, 1) == [2, 2]

@@ -6,6 +6,7 @@
     dispatcher  Dispatcher                                   plan, dispatch, combine with gradients
     experts     GroupedExperts, SharedExperts, grouped_swiglu
     parallel    expert_parameters, reduce_gradients, clip_grad_norm_, split_world
+    saving      save_checkpoint, load_checkpoint             on disk, for any split and placement
     recording   record_routing, write_trace                  routing traces that `ferry` reads
 
 docs/pytorch.md says how they fit together.
@@ -22,13 +23,16 @@ from ferry.torch.parallel import (clip_grad_norm_, dense_parameters, expert_para
                                   ignore_experts_in_ddp, mark_experts, reduce_gradients,
                                   split_world)
 from ferry.torch.recording import RoutingRecorder, record_routing, write_trace
+from ferry.torch.saving import (checkpoint_extra, latest_checkpoint, load_checkpoint,
+                                save_checkpoint)
 
 __all__ = [
     "Communicator", "Dispatcher", "ExpertTokens", "GateOutput", "GroupedExperts", "MoELayer",
     "RoutingRecorder", "RoutingStatistics", "SharedExperts", "SigmoidGate", "SoftmaxGate",
-    "TopkGate", "as_communicator", "clip_grad_norm_", "count_variance", "dense_parameters",
-    "expert_counts", "expert_parameters", "grouped_swiglu", "ignore_experts_in_ddp",
-    "mark_experts", "record_routing", "reduce_gradients", "set_aux_loss_scale", "split_world",
-    "switch_loss", "topk_from_logits", "update_selection_bias", "variance_loss", "write_trace",
-    "z_loss",
+    "TopkGate", "as_communicator", "checkpoint_extra", "clip_grad_norm_", "count_variance",
+    "dense_parameters", "expert_counts", "expert_parameters", "grouped_swiglu",
+    "ignore_experts_in_ddp", "latest_checkpoint", "load_checkpoint", "mark_experts",
+    "record_routing", "reduce_gradients", "save_checkpoint", "set_aux_loss_scale",
+    "split_world", "switch_loss", "topk_from_logits", "update_selection_bias", "variance_loss",
+    "write_trace", "z_loss",
 ]

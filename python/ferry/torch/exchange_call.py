@@ -36,8 +36,9 @@ class ExchangeCall:
     exchange  a ferry.Exchange with layout expert_major
     x         [T, hidden] in its dtype, on the CPU or staged from CUDA
     spans     first token and token after the last of each chunk, adding up to 0..T
-    The order of use: `enter`, then for each chunk `start_plan` (or `plans[c] = ...`),
-    `start_dispatch`, `finish_dispatch`, `output`, `start_combine`; `finish`.
+    The order of use: `enter`, then for each chunk `start_plan` (or `plans[c] = ...`) and
+    `start_dispatch`, or `start_plan_and_dispatch`; `finish_dispatch`, `output`, `start_combine`;
+    `finish`.
     """
 
     def __init__(self, exchange: Any, x: Tensor, spans: Sequence[Span]) -> None:
@@ -86,6 +87,13 @@ class ExchangeCall:
         weights = staging.to_host(topk_weights.float())
         self.plans[chunk] = self.track(
             self.exchange.start_plan(staging.to_host(topk_idx).contiguous(), weights.contiguous()))
+
+    def start_plan_and_dispatch(self, chunk: int, topk_idx: Tensor, topk_weights: Tensor) -> None:
+        """Starts both at once, for a small batch: rows leave with the metadata."""
+        begin, end = self.spans[chunk]
+        weights = staging.to_host(topk_weights.float())
+        self.dispatches[chunk] = self.track(self.exchange.start_plan_and_dispatch(
+            staging.to_host(topk_idx).contiguous(), weights.contiguous(), self._x_host[begin:end]))
 
     def start_dispatch(self, chunk: int) -> Any:
         """Waits for the chunk's plan, starts its dispatch; returns the plan."""
@@ -195,8 +203,11 @@ class _Dispatched(torch.autograd.Function):
         ctx.call, ctx.chunk = call, chunk
         ctx.x_meta = (x.shape, x.dtype, x.device)
         ctx.weights_shape = None if weights is None else weights.shape
-        rows = torch.from_dlpack(call.wait(call.dispatches[chunk]))
+        result = call.wait(call.dispatches[chunk])
         call.dispatches[chunk] = None
+        if call.plans[chunk] is None:
+            call.plans[chunk], result = result  # of start_plan_and_dispatch
+        rows = torch.from_dlpack(result)
         row_weights = None
         if weights is not None:
             own = torch.from_numpy(call.plans[chunk].row_sources.weight.copy())

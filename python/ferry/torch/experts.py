@@ -4,8 +4,8 @@ Bits. Each expert is its own matrix products over its own rows, in the order of 
 of an expert depends on which other experts its rank holds: EP = 1, 2, 4 give the same bits when an
 expert sees the same rows. With a BLAS in which rows do not depend on each other (Debian's libblas3)
 they do so as well when data parallelism splits an expert's rows over copies. On a CPU every product is FP32: float32 rows as they are (views into the
-window; a BLAS packs its operands, so a row stride changes no bit), half-precision rows from FP32
-copies of one expert at a time, rounded once at the output. The half-precision products of a CPU are
+window; a BLAS packs its operands, so a row stride changes no bit), half-precision rows and weights
+from FP32 copies of one expert at a time, rounded once at the output. The half-precision products of a CPU are
 avoided: PyTorch 1.13 has none for f16, and those for bf16 (oneDNN) pick their kernel by the leading
 dimension, so the same rows in another window would give other bits.
 
@@ -77,9 +77,9 @@ def _compute(rows: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, how: _How) -> _Re
                 saved += [None, None]
                 continue
             x = _working(rows[begin:end])
-            gate = x @ _working(w1[expert]).t()
-            up = x @ _working(w3[expert]).t()
-            _store(y[begin:end], (gate * sigmoid(gate)).mul_(up), _working(w2[expert]).t())
+            gate = x @ w1[expert].to(x.dtype).t()
+            up = x @ w3[expert].to(x.dtype).t()
+            _store(y[begin:end], (gate * sigmoid(gate)).mul_(up), w2[expert].to(x.dtype).t())
             saved += [gate, up]
             if how.poll is not None:
                 how.poll()
@@ -125,7 +125,7 @@ def _expert_backward(x: Tensor, grad_y: Tensor, weights: Tuple[Tensor, Tensor, T
                      saved: Sequence[Tensor], grad_x: Optional[Tensor],
                      grads: Tuple[Optional[Tensor], ...]) -> None:
     """Fills one expert's gradients; a target that is None is left out."""
-    (gate, up), (w1, w3, w2) = saved, (_working(w) for w in weights)
+    (gate, up), (w1, w3, w2) = saved, (weight.to(x.dtype) for weight in weights)
     slope = sigmoid(gate)
     silu = gate * slope
     if grads[2] is not None:
@@ -169,7 +169,8 @@ def grouped_swiglu(rows: Tensor, expert_counts: Sequence[int], w1: Tensor, w3: T
     Shapes:   rows [R, H], rows may stand further apart than H; expert_counts: rows of each local
               expert, in order; expert_offsets: their first rows, where rows are aligned; w1, w3
               [E_local, I, H]; w2 [E_local, H, I]; out [R, H]: where to write, such as the memory of
-              `exchange.output(plan)`
+              `exchange.output(plan)`. Weights have the dtype of the rows, or FP32: half-precision
+              rows are then multiplied with FP32 weights on a CPU, with rounded ones on a GPU
     poll      called after each expert, forward and backward: progress of an exchange
     grad_rows_memory   called in backward, gives [R, H] to write the gradient of rows to, such as
               window memory, which dispatch_backward then reads in place
@@ -182,10 +183,10 @@ def grouped_swiglu(rows: Tensor, expert_counts: Sequence[int], w1: Tensor, w3: T
     wanted = {"w1": (w1, (num_local, inner, hidden)), "w3": (w3, (num_local, inner, hidden)),
               "w2": (w2, (num_local, hidden, inner))}
     for name, (weight, shape) in wanted.items():
-        if tuple(weight.shape) != shape or weight.dtype != rows.dtype:
+        if tuple(weight.shape) != shape or weight.dtype not in (rows.dtype, torch.float32):
             raise ValueError(f"experts: {name} is {weight.dtype} {list(weight.shape)}; allowed: "
-                             f"{rows.dtype} {list(shape)}, because rows are {rows.dtype} "
-                             f"{list(rows.shape)} for {num_local} experts")
+                             f"{rows.dtype} or {torch.float32} {list(shape)}, because rows are "
+                             f"{rows.dtype} {list(rows.shape)} for {num_local} experts")
     if out is not None and (out.shape != rows.shape or out.dtype != rows.dtype):
         raise ValueError(f"experts: out is {out.dtype} {list(out.shape)}; allowed: {rows.dtype} "
                          f"{list(rows.shape)}, as rows")

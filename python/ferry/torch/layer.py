@@ -136,12 +136,16 @@ class MoELayer(nn.Module):
     overlap      1..8: chunks that are pipelined, the same number on every rank. A gate's capacity and
                  balance loss are then those of each chunk
     dtype        of experts and exchanged rows; None = PyTorch's default. The gate computes in FP32
+    params_dtype   of the experts' parameters; None = dtype. torch.float32 with a half-precision dtype:
+                 rows are narrow, and the optimiser's steps are not rounded away
     strategy, weights   of ferry.Exchange; weights "at_combine" or "at_expert"
     experts      a module of one's own, called with (rows, expert_counts) -> y, instead of SwiGLU; with
                  row_alignment also with expert_offsets=
     seed         of the first weights; None = the number of the layer on its group, so layers on
                  different groups may start alike. Each expert's weights depend on seed and its id
                  alone, so every split of the world starts alike
+    plan_and_dispatch   for small batches, such as decoding: a chunk's rows leave with its metadata,
+                 which saves a message's time. The same on every rank; may be set at any time
     options      further options of ferry.Exchange, such as wire_combine="f32"
     Requires:    all ranks of the group make the same layers, call them and run backward in the same
                  order; the layer is used by one thread
@@ -158,9 +162,11 @@ class MoELayer(nn.Module):
                  overlap: int = 1, dtype: Optional[torch.dtype] = None,
                  strategy: str = "node_dedup", weights: str = "at_combine",
                  experts: Optional[nn.Module] = None, seed: Optional[int] = None,
+                 params_dtype: Optional[torch.dtype] = None, plan_and_dispatch: bool = False,
                  **options: Any) -> None:
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.params_dtype = dtype if params_dtype is None else params_dtype
         if not 1 <= overlap <= _MAX_OVERLAP:
             raise ValueError(f"MoELayer: overlap = {overlap}; allowed: 1..{_MAX_OVERLAP}")
         if weights not in ("at_combine", "at_expert"):
@@ -169,6 +175,7 @@ class MoELayer(nn.Module):
             raise ValueError(f"MoELayer: gate = {gate!r}; allowed: 'softmax', 'sigmoid', a module")
         self.hidden, self.num_experts, self.num_topk = hidden, num_experts, num_topk
         self.overlap, self.aux_loss_scale = overlap, 1.0
+        self.plan_and_dispatch = plan_and_dispatch
         self.statistics: Optional[RoutingStatistics] = None
         seed = seed_of("layer", _layers_so_far(group)) if seed is None else seed
         placement = placement or Placement.contiguous(num_experts, group.size)
@@ -181,9 +188,9 @@ class MoELayer(nn.Module):
             gate.reset_parameters(seed)
         self.gate = gate
         self.experts = mark_experts(experts) if experts is not None else GroupedExperts(
-            hidden, intermediate, self.local_experts, dtype=dtype, seed=seed)
+            hidden, intermediate, self.local_experts, dtype=self.params_dtype, seed=seed)
         self.shared_experts = None if num_shared_experts == 0 else SharedExperts(
-            hidden, intermediate * num_shared_experts, dtype=dtype, seed=seed)
+            hidden, intermediate * num_shared_experts, dtype=self.params_dtype, seed=seed)
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """The layer's output for this rank's tokens.
@@ -229,10 +236,10 @@ class MoELayer(nn.Module):
         for part in (self.experts, self.shared_experts):
             if not isinstance(part, (GroupedExperts, SharedExperts)):
                 continue
-            if part.w1.dtype != self.dispatcher.dtype:
+            if part.w1.dtype not in (self.params_dtype, self.dispatcher.dtype):
                 raise ValueError(
                     f"MoELayer: the experts are {part.w1.dtype}, the layer was made for "
-                    f"{self.dispatcher.dtype}; allowed: the same; fix: give dtype={part.w1.dtype} "
+                    f"{self.params_dtype}; allowed: the same; fix: give dtype={part.w1.dtype} "
                     "to MoELayer (float32, bfloat16 or float16), instead of casting it with .to(), "
                     ".bfloat16(), .half() or .double(); its gate stays in FP32")
 
@@ -298,7 +305,7 @@ class _Run:
         call, shared, finish_shared = self._call, self._layer.shared_experts, None
         call.enter()
         self._choose(0)
-        call.start_dispatch(0)
+        self._start_dispatch(0)
         for chunk in range(len(self._spans)):
             if chunk == 0 and shared is not None:
                 finish_shared = shared.begin(self._tokens)
@@ -310,7 +317,7 @@ class _Run:
             weights = self._gates[chunk].topk_weights
             rows, row_weights = call.finish_dispatch(chunk, weights)
             if more:
-                call.start_dispatch(chunk + 1)
+                self._start_dispatch(chunk + 1)
             call.start_combine(chunk, self._experts(chunk, rows, row_weights), weights)
         # Made after the experts' nodes and before the one that starts the way back: so backward does
         # the shared experts while gradients are on the wire.
@@ -350,8 +357,14 @@ class _Run:
         self._gates.append(gate)
         if self._decided is not None:
             self._call.plans[chunk] = self._decided.plans[chunk]
+        elif self._layer.plan_and_dispatch:
+            self._call.start_plan_and_dispatch(chunk, gate.topk_idx, gate.topk_weights)
         else:
             self._call.start_plan(chunk, gate.topk_idx, gate.topk_weights)
+
+    def _start_dispatch(self, chunk: int) -> None:
+        if self._call.dispatches[chunk] is None:  # else it left with the metadata
+            self._call.start_dispatch(chunk)
 
     def _experts(self, chunk: int, rows: Tensor, row_weights: Optional[Tensor]) -> Tensor:
         call, experts, plan = self._call, self._layer.experts, self._call.plans[chunk]

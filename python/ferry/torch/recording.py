@@ -44,7 +44,8 @@ def _checked_idx(topk_idx, num_experts: int) -> numpy.ndarray:
         _refuse(f"topk_idx{list(at)} = {int(idx[at])} is not an expert",
                 f"-1 (none) or 0..{num_experts - 1}, because num_experts = {num_experts}",
                 "give the number of experts of one layer")
-    return idx.astype("<i2" if num_experts <= 1 << 15 else "<i4", order="C")
+    narrow = "|i1" if num_experts <= 1 << 7 else "<i2" if num_experts <= 1 << 15 else "<i4"
+    return idx.astype(narrow, order="C")
 
 
 def _checked_weights(topk_weights, shape) -> numpy.ndarray:

@@ -180,8 +180,10 @@ def test_counts_that_do_not_fit(counts, offsets):
 
 def test_refused_shapes():
     w1, w3, w2 = weights(2, 6, 10)
-    with pytest.raises(ValueError, match="w1 is torch.float32"):
-        grouped_swiglu(torch.zeros(8, 10).bfloat16(), [4, 4], w1, w3, w2)
+    with pytest.raises(ValueError, match="w1 is torch.bfloat16 .*allowed: torch.float32"):
+        grouped_swiglu(torch.zeros(8, 10), [4, 4], w1.bfloat16(), w3, w2)
+    with pytest.raises(ValueError, match="w3 is torch.float64 .*allowed: torch.float16 or torch.float"):
+        grouped_swiglu(torch.zeros(8, 10).half(), [4, 4], w1, w3.double(), w2)
     with pytest.raises(ValueError, match="w2 is"):
         grouped_swiglu(torch.zeros(8, 10), [4, 4], w1, w3, w2.transpose(1, 2))
     with pytest.raises(ValueError, match="out is"):

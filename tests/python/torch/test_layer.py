@@ -134,6 +134,24 @@ def test_strategies_give_the_same_bits_over_f32_wires(weights, dtype):
             assert torch.equal(grad, runs[0][2][name]), name
 
 
+@pytest.mark.parametrize("options", [{}, {"overlap": 3}, {"weights": "at_expert"},
+                                     {"strategy": "flat", "num_shared_experts": 1}], ids=str)
+def test_rows_that_leave_with_their_metadata(options):
+    """plan_and_dispatch changes nothing but the time: outputs, gradients, rounds."""
+    def both(group):
+        apart = step(group, wire_combine="f32", **options)
+        together = step(group, wire_combine="f32", plan_and_dispatch=True, **options)
+        for one, other in zip(apart[:2], together[:2]):
+            assert torch.equal(other, one)
+        assert apart[2].keys() == together[2].keys()
+        for name in apart[2]:
+            assert torch.equal(together[2][name], apart[2][name])
+        return apart[3], together[3]
+
+    chunks = options.get("overlap", 1)
+    assert ferry.run(both, 2, 2) == [(chunks, chunks)] * WORLD
+
+
 def split_step(world, ep, steps, **options):
     """Trains on the world's tokens, split into EP x DP; returns output, norms and weights."""
     split = split_world(world, ep)
@@ -189,6 +207,21 @@ def test_half_precision_models():
         assert close(out, exact.double(), 3e-2)
         assert all(grad.dtype == (torch.float32 if name == "gate.weight" else dtype)
                    for name, grad in grads.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_rows_with_fp32_parameters(dtype):
+    """What is exchanged is rounded, parameters and their gradients are not."""
+    options = {"dtype": dtype, "params_dtype": torch.float32, "num_shared_experts": 1}
+    out, _, grads = over_ranks(ferry.run(step, nodes=2, ranks_per_node=2, kwargs=options))
+    wide, _, exact = over_ranks(ferry.run(step, ranks_per_node=1, kwargs={"num_shared_experts": 1}))
+    assert out.dtype == dtype and close(out, wide.double(), 2e-2)
+    for name, grad in grads.items():
+        assert grad.dtype == torch.float32 and close(grad, exact[name].double(), 3e-2), name
+    assert any(not torch.equal(grad, grad.to(dtype).float()) for grad in grads.values())
+    with pytest.raises(ValueError, match="made for torch.float32; allowed: the same"):
+        ferry.run(lambda group: MoELayer(HIDDEN, INNER, EXPERTS, K, group=group,
+                                         **options).double()(batch(0, 3, dtype)[0]))
 
 
 def test_a_bf16_layer_in_an_fp32_model():

@@ -117,3 +117,6 @@ def test_the_bytes_are_those_of_the_page(tmp_path):
         weights[t, layer, j])
     write_trace(tmp_path / "many", idx, 40000)
     assert read_npy_by_the_page(tmp_path / "many/topk_idx.npy")[0] == "<i4"
+    few = numpy.array([[[127, -1]]])
+    write_trace(tmp_path / "few", few, 128)
+    assert read_npy_by_the_page(tmp_path / "few/topk_idx.npy") == ("|i1", (1, 1, 2), b"\x7f\xff")
