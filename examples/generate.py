@@ -1,7 +1,7 @@
 """Decodes text from a checkpoint of train_lm.py, the experts spread over any number of ranks.
 
     python3 examples/generate.py RUN                              # one process
-    mpirun -n 4 python3 examples/generate.py RUN --prompt "In the beginning" --tokens 200
+    mpirun -n 4 --oversubscribe python3 examples/generate.py RUN --prompt "The whale" --tokens 200
 
 Prompts are shared out over the ranks; a rank without one lends its experts. Batches are small, so rows
 leave with their metadata (`plan_and_dispatch`). Greedy, or sampled with --temperature from (seed,
@@ -60,7 +60,7 @@ def decode(model: LanguageModel, group: ferry.Group, prompts: list[bytes],
                 text.append(chosen[row])
         ahead = torch.tensor(chosen).long().view(len(own), 1)
         seconds.append(time.perf_counter() - began)
-    return [bytes(text) for text in texts], seconds[1:]  # the first step takes the prompts in
+    return [bytes(text) for text in texts], seconds
 
 
 def generate(group: ferry.Group, options: argparse.Namespace) -> dict:
@@ -72,12 +72,14 @@ def generate(group: ferry.Group, options: argparse.Namespace) -> dict:
         layer.plan_and_dispatch = True
     prompts = [prompt.encode() for prompt in options.prompt]
     texts, seconds = decode(model, group, prompts, options)
-    slowest = group.all_reduce(np.array(seconds), "max") * 1e3
+    slowest = group.all_reduce(np.array(seconds), "max")
+    later = slowest[1:] if len(slowest) > 1 else slowest  # the first step takes the prompts in
     everything = [bytes.fromhex(text) for part in group.all_gather(
         " ".join(text.hex() for text in texts).encode()) for text in part.decode().split()]
     return {"schema": "ferry.generate/1", "num_ranks": group.size, "num_nodes": group.nodes,
-            "tokens_per_s": len(prompts) / float(np.mean(slowest)) * 1e3,
-            "p50_ms": float(np.percentile(slowest, 50)), "p99_ms": float(np.percentile(slowest, 99)),
+            "tokens_per_s": len(prompts) * options.tokens / float(slowest.sum()),
+            "p50_ms": float(np.percentile(later, 50)) * 1e3,
+            "p99_ms": float(np.percentile(later, 99)) * 1e3,
             "texts": [text.decode(errors="replace") for text in everything]}
 
 
@@ -91,6 +93,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     options = parser.parse_args()
+    if options.tokens < 1 or options.temperature < 0 or not all(options.prompt):
+        parser.error("allowed: --tokens of at least 1, --temperature of at least 0, prompts with text")
     torch.set_num_threads(1)  # ranks share the cores
     if options.ranks is not None:
         result, rank = ferry.run(generate, 1, options.ranks, args=(options,))[0], 0

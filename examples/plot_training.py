@@ -18,13 +18,14 @@ import numpy as np  # noqa: E402
 
 matplotlib.rcParams.update({"svg.hashsalt": "ferry", "font.size": 9, "axes.spines.top": False,
                             "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3})
-PARTS = {"forward_s": "forward", "backward_s": "backward", "reduce_s": "dense gradients",
+PARTS = {"forward_s": "forward", "backward_s": "backward", "reduce_s": "sum of gradients",
          "update_s": "update"}
 
 
 def lines(run: Path, kind: str) -> list[dict]:
-    return [line for line in map(json.loads, (run / "log.jsonl").read_text().splitlines())
-            if line["kind"] == kind]
+    """Of a log; a run that was killed may have left half a line."""
+    whole = [line for line in (run / "log.jsonl").read_text().splitlines() if line.endswith("}")]
+    return [line for line in map(json.loads, whole) if line["kind"] == kind]
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -37,11 +38,19 @@ def save(figure, path: Path) -> None:
     print(path)
 
 
+def below(figure, axis, height: float = -0.12) -> None:
+    """One legend under all panels."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=len(labels), frameon=False,
+                  bbox_to_anchor=(0.5, height))
+
+
 def perplexities(runs: list[Path], domain: str) -> tuple[list[int], np.ndarray]:
     """Steps, and [runs, steps]."""
-    logs = [lines(run, "validation") for run in runs]
-    return ([line["step"] for line in logs[0]],
-            np.array([[line["perplexity"][domain] for line in log] for log in logs]))
+    logs = [{line["step"]: line["perplexity"][domain] for line in lines(run, "validation")}
+            for run in runs]
+    steps = sorted(set.intersection(*map(set, logs)))
+    return steps, np.array([[log[step] for step in steps] for log in logs])
 
 
 def draw_perplexity(moe: list[Path], dense: list[Path], path: Path) -> None:
@@ -60,7 +69,7 @@ def draw_perplexity(moe: list[Path], dense: list[Path], path: Path) -> None:
         axis.yaxis.set_minor_formatter(matplotlib.ticker.FormatStrFormatter("%.1f"))
         axis.tick_params(axis="y", which="minor", labelsize=7)
     axes[0][0].set_ylabel("perplexity per byte")
-    axes[0][0].legend(frameon=False, fontsize=8)
+    below(figure, axes[0][0])
     save(figure, path)
 
 
@@ -98,7 +107,8 @@ def draw_load(run: Path, path: Path) -> None:
 
 def draw_steps(results: list[Path], path: Path) -> None:
     """Parts of a whole step by exchange, one panel per result of bench/train_step.py."""
-    figure, axes = plt.subplots(1, len(results), figsize=(3.4 * len(results), 2.8), squeeze=False)
+    figure, axes = plt.subplots(1, len(results), figsize=(3.1 * len(results), 2.8), squeeze=False,
+                                sharey=True)
     for axis, file in zip(axes[0], results):
         result = json.loads(file.read_text().splitlines()[-1])
         names, bottom = list(result["variants"]), np.zeros(len(result["variants"]))
@@ -106,11 +116,11 @@ def draw_steps(results: list[Path], path: Path) -> None:
             values = np.array([result["variants"][name][part] for name in names])
             axis.bar(names, values, bottom=bottom, label=label)
             bottom += values
-        axis.tick_params(axis="x", rotation=35)
+        plt.setp(axis.get_xticklabels(), rotation=45, ha="right", rotation_mode="anchor")
         rate = result.get("link_bits_per_s")
         axis.set_title("no limit" if not rate else f"{rate / 1e6:.0f} Mbit/s")
     axes[0][0].set_ylabel("seconds per step")
-    axes[0][0].legend(frameon=False, fontsize=8)
+    below(figure, axes[0][0], -0.38)
     save(figure, path)
 
 

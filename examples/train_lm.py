@@ -1,8 +1,8 @@
 """Trains a small Mixture-of-Experts language model on real text, over any number of ranks and hosts.
 
-    python3 examples/language_model/corpus.py                     # once: makes the text
-    python3 examples/train_lm.py --ranks 4                        # ranks are threads of one process
-    mpirun -n 4 python3 examples/train_lm.py                      # or processes, on one host or many
+    python3 examples/language_model/corpus.py              # once: makes the text
+    python3 examples/train_lm.py --ranks 4                 # ranks are threads of one process
+    mpirun -n 4 --oversubscribe --bind-to none python3 examples/train_lm.py     # or processes
 
 `--run DIR` keeps the log, checkpoints and routing of a run; the same command again goes on where it
 was. docs/training.md shows what comes out.
@@ -51,7 +51,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dynamic-loss-scale", action="store_true")
     for option in ("strategy", "weights", "wire_dispatch", "wire_combine"):
         parser.add_argument("--" + option.replace("_", "-"), help="of ferry.Exchange")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.ranks is not None and (options.nodes < 1 or options.ranks < 1
+                                      or options.ranks % options.nodes):
+        parser.error(f"--ranks {options.ranks} --nodes {options.nodes}: as many on every node")
+    if options.record_windows and options.run is None:
+        parser.error("--record-windows needs --run, where the traces are written")
+    try:
+        for config in configs(options):
+            config.check()
+    except ValueError as error:
+        parser.error(str(error))
+    return options
 
 
 def configs(options: argparse.Namespace) -> tuple[ModelConfig, TrainConfig]:
@@ -70,9 +81,8 @@ def train(group: ferry.Group, options: argparse.Namespace) -> dict[str, float]:
     if options.run is not None:
         trainer.resume(options.run / "checkpoints")
     log = Log(options.run and options.run / "log.jsonl", group, trainer.step_number)
-    if trainer.step_number == 0:
-        log.write("run", model=asdict(model_config), train=asdict(config), num_ranks=group.size,
-                  num_nodes=group.nodes, domains=trainer.corpus.domains)
+    log.write("run", step=trainer.step_number, model=asdict(model_config), train=asdict(config),
+              num_ranks=group.size, num_nodes=group.nodes, domains=trainer.corpus.domains)
     tokens = config.batch * model_config.context
     bar = tqdm(total=config.steps, initial=trainer.step_number, unit="step", disable=group.rank != 0,
                file=sys.stderr, mininterval=1)
@@ -82,10 +92,10 @@ def train(group: ferry.Group, options: argparse.Namespace) -> dict[str, float]:
         record = trainer.step()
         step = trainer.step_number
         if step % config.log_every == 0 or step <= 20:
-            log.write("step", tokens_per_s=tokens / record["seconds"],
-                      expert_counts=trainer.expert_counts() if step % config.log_every == 0 else None,
-                      **record)
-        bar.set_postfix_str(f"loss {record['loss']:.3f}, {tokens * (step - first) / (time.perf_counter() - began):.0f} tokens/s")
+            counts = trainer.expert_counts() if step % config.log_every == 0 else None
+            log.write("step", tokens_per_s=tokens / record["seconds"], expert_counts=counts, **record)
+        rate = tokens * (step - first) / (time.perf_counter() - began)
+        bar.set_postfix_str(f"loss {record['loss']:.3f}, {rate:.0f} tokens/s")
         bar.update()
         if step % config.validate_every == 0 or step == config.steps:
             perplexity = trainer.validate()

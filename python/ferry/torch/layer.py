@@ -167,6 +167,9 @@ class MoELayer(nn.Module):
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         self.params_dtype = dtype if params_dtype is None else params_dtype
+        if self.params_dtype not in (dtype, torch.float32):
+            raise ValueError(f"MoELayer: params_dtype = {params_dtype}; allowed: {dtype}, as dtype, "
+                             f"or {torch.float32}")
         if not 1 <= overlap <= _MAX_OVERLAP:
             raise ValueError(f"MoELayer: overlap = {overlap}; allowed: 1..{_MAX_OVERLAP}")
         if weights not in ("at_combine", "at_expert"):
@@ -236,7 +239,7 @@ class MoELayer(nn.Module):
         for part in (self.experts, self.shared_experts):
             if not isinstance(part, (GroupedExperts, SharedExperts)):
                 continue
-            if part.w1.dtype not in (self.params_dtype, self.dispatcher.dtype):
+            if part.w1.dtype != self.params_dtype:
                 raise ValueError(
                     f"MoELayer: the experts are {part.w1.dtype}, the layer was made for "
                     f"{self.params_dtype}; allowed: the same; fix: give dtype={part.w1.dtype} "

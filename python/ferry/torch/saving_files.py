@@ -75,7 +75,9 @@ def _about(path: Path, verb: str, fix: str) -> Iterator[None]:
     except Exception as error:
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         text = f"{path} cannot be {verb} ({said}); fix: {fix}"
-        if isinstance(error, OSError):
+        # A file that is gone is damage. FileNotFoundError says that there is no checkpoint: whoever
+        # catches it begins anew, and must not where one is spoilt.
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise OSError(error.errno, text) from error
         raise ValueError(text) from error
 

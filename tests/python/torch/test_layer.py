@@ -222,6 +222,9 @@ def test_narrow_rows_with_fp32_parameters(dtype):
     with pytest.raises(ValueError, match="made for torch.float32; allowed: the same"):
         ferry.run(lambda group: MoELayer(HIDDEN, INNER, EXPERTS, K, group=group,
                                          **options).double()(batch(0, 3, dtype)[0]))
+    with pytest.raises(ValueError, match="params_dtype = torch.bfloat16; allowed: torch.float32"):
+        ferry.run(lambda group: MoELayer(HIDDEN, INNER, EXPERTS, K, group=group,
+                                         params_dtype=torch.bfloat16))
 
 
 def test_a_bf16_layer_in_an_fp32_model():

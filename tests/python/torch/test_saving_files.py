@@ -142,7 +142,7 @@ def test_files_that_are_not_as_they_were_written(run7, tmp_path):
         path.write_bytes(good[:size])
         assert f"{path} cannot be read" in refusals(run7.parent)
     path.unlink()
-    assert f"{path} cannot be read (No such file" in refusals(run7.parent, error=FileNotFoundError)
+    assert f"{path} cannot be read (No such file" in refusals(run7.parent)
     saved(tmp_path / "other", seed=3)  # the same names and shapes, other numbers
     shutil.copy(latest_checkpoint(tmp_path / "other") / path.name, path)
     assert "has another CRC than in the index" in refusals(run7.parent)
@@ -156,7 +156,7 @@ def test_files_that_are_not_as_they_were_written(run7, tmp_path):
     index.write_text(text[:-1])
     assert f"{index} cannot be read" in refusals(run7.parent)
     index.unlink()
-    assert f"{index} cannot be read (No such file" in refusals(run7.parent, error=FileNotFoundError)
+    assert f"{index} cannot be read (No such file" in refusals(run7.parent)
     assert "no checkpoint in" in refusals(tmp_path / "none", error=FileNotFoundError)
 
 

@@ -126,12 +126,14 @@ def test_a_step_whose_gradient_overflows_is_left_out_on_every_rank(text):
     def run(group):
         trainer, _ = trained(group, text, 0, model={"row_dtype": "f16"}, loss_scale=2.0 ** 24,
                              dynamic_loss_scale=True)
-        before = [p.detach().clone() for p in trainer.model.parameters()]
+        before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         first = trainer.step()
-        kept = all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before))
+        kept = all(torch.equal(value, before[name])
+                   for name, value in trainer.model.state_dict().items())
+        after_first = trainer.loss_scale.value
         while not trainer.step()["taken"]:
             pass
-        return first["taken"], kept, first["loss_scale"], trainer.loss_scale.value
+        return first["taken"], kept, after_first, trainer.loss_scale.value
 
     results = ferry.run(run, 1, 2)
     assert results[0] == results[1]
@@ -139,7 +141,22 @@ def test_a_step_whose_gradient_overflows_is_left_out_on_every_rank(text):
     assert not taken and kept and after_first == 2.0 ** 23 and 1 < at_last <= after_first
 
 
+def test_a_scaled_loss_is_the_same_step(text):
+    """The auxiliary loss, which counts in backward, is scaled alike."""
+    def run(group, scale):
+        trainer, _ = trained(group, text, 0, model={"gate": "softmax", "balance": 0.5},
+                             loss_scale=scale)
+        trainer.backward(trainer.batch(0))
+        return named_gradients(trainer), trainer.step()["grad_norm"]
+
+    (plain, norm), (scaled, norm_scaled) = (ferry.run(run, 1, 2, args=(scale,))[0]
+                                            for scale in (1.0, 1024.0))
+    assert norm_scaled == norm
+    assert all(torch.equal(scaled[name], plain[name]) for name in plain)  # a power of 2 is exact
+
+
 def test_the_scale_grows_again():
+    assert LossScale(dynamic=True).value == 2.0 ** 16
     scale = LossScale(8.0, dynamic=True, patience=2)
     for finite in (True, True, False, True, True):
         scale.update(finite)
@@ -174,6 +191,18 @@ def test_decoding_with_a_cache_is_the_forward_of_all(text):
         return float((torch.cat(parts, 1) - want).abs().max())
 
     assert ferry.run(run)[0] < 1e-4
+
+
+def test_ranks_with_other_text_are_refused(tmp_path, text):
+    shutil.copytree(text, tmp_path / "other")
+    path = tmp_path / "other/words.txt"
+    path.write_bytes(path.read_bytes().replace(b"whale", b"Whale", 1))
+
+    def run(group):
+        with pytest.raises(ValueError, match="the corpus of rank 1 is .* that of rank 0"):
+            trained(group, text if group.rank == 0 else path.parent, 0)
+
+    ferry.run(run, 1, 2)
 
 
 def test_the_corpus_says_what_is_missing(tmp_path, text):
@@ -238,6 +267,13 @@ TRAINING = ("--steps=16", "--batch=8", "--warmup=2", "--save-every=2", "--valida
             "--log-every=4")
 
 
+def refused(*arguments):
+    process = started(program(*arguments))
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode != 0, told
+    return told
+
+
 @pytest.fixture(scope="module")
 def whole_run(text, tmp_path_factory):
     """A run of four ranks that nothing disturbed, with its routing recorded."""
@@ -265,7 +301,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(text, whole_run, tmp_path):
     assert kills >= 2
     output_of(command)
     assert losses_of(tmp_path) == losses_of(whole_run)  # the same bits
-    lines = [(line["kind"], line.get("step")) for line in log_of(tmp_path)]
+    lines = [(line["kind"], line["step"]) for line in log_of(tmp_path) if line["kind"] != "run"]
     assert len(lines) == len(set(lines))
 
 
@@ -279,6 +315,27 @@ def test_a_run_goes_on_with_another_split_and_placement(text, whole_run, tmp_pat
     want = losses_of(whole_run)
     assert losses_of(tmp_path).keys() == want.keys()
     np.testing.assert_allclose(list(losses_of(tmp_path).values()), list(want.values()), rtol=1e-5)
+
+
+def test_a_run_is_not_taken_for_another(text, whole_run, tmp_path):
+    shutil.copytree(whole_run, tmp_path, dirs_exist_ok=True)
+    command = ("train_lm.py", f"--corpus={text}", f"--run={tmp_path}", *TRAINING, "--ranks=2")
+    assert "is of a run with weight_decay = 0.1, this one has 0.5" in refused(
+        *command, "--weight-decay=0.5")
+    log = (tmp_path / "log.jsonl").read_text()
+    newest = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
+    (newest / "rank-00001.npz").unlink()
+    assert "rank-00001.npz cannot be read (No such file" in refused(*command)
+    assert (tmp_path / "log.jsonl").read_text() == log  # and nothing began anew
+
+
+@pytest.mark.parametrize("options, text_of", [
+    (["--save-every=0"], "save_every = 0; allowed: at least 1"),
+    (["--ranks=3", "--nodes=2"], "--ranks 3 --nodes 2: as many on every node"),
+    (["--gate-dtype=bf16"], "gate_dtype = bf16 with gate = sigmoid"),
+    (["--record-windows=4"], "--record-windows needs --run")], ids=str)
+def test_options_that_do_not_go_together(options, text_of):
+    assert text_of in refused("train_lm.py", *options)
 
 
 def test_processes_train_as_threads_do(text, whole_run, tmp_path):
