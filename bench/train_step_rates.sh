@@ -4,7 +4,8 @@
 #
 #   bench/train_step_rates.sh RESULTS [OPTION OF train_step.py ...]
 #
-# writes RESULTS/none.json, RESULTS/500mbit.json, ..., and beside each what the lab counted on the
+# With --start FOLDER, which the first job trains, the others begin with the same trained model.
+# Writes RESULTS/none.json, RESULTS/500mbit.json, ..., and beside each what the lab counted on the
 # links; then prints a table. RATES, HOSTS and PYTHON in the environment stand for
 # "500mbit 1gbit 2gbit", 2 and python3. Two ranks on each host.
 set -eu

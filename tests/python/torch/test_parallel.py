@@ -131,6 +131,14 @@ def test_a_norm_that_is_not_finite():
     assert all(torch.isnan(p.grad).all() for p in model.parameters())
 
 
+def test_a_norm_whose_squares_leave_fp32():
+    layer = nn.Linear(64, 3)
+    layer.weight.grad, layer.bias.grad = torch.full((3, 64), 1e30), torch.full((3,), 1e-30)
+    norm = clip_grad_norm_(layer, 1.0, None)
+    assert float(norm) == pytest.approx(1e30 * 192 ** 0.5)
+    assert float(layer.weight.grad.norm()) == pytest.approx(1.0)
+
+
 def test_missing_gradients_count_as_zeros_in_the_same_bucket():
     ranks = Ranks(2)
     world = ranks.groups([[0, 1]])
