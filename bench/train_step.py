@@ -254,11 +254,14 @@ def shares(results: dict[str, dict[str, Any]], link_bits_per_s: float | None,
 
 
 def measure(group: ferry.Group, options: argparse.Namespace) -> dict[str, Any]:
+    if options.num_experts % group.size:
+        raise SystemExit(f"train_step: {options.num_experts} experts on {group.size} ranks; allowed: "
+                         "as many on every rank; fix: --num-experts")
     corpus = Corpus(options.corpus)
     variants = [Variant(name, group, options, corpus) for name in options.variants]
     largest = 0.0
     for step in range(-options.warm_up, options.repeat):
-        first = step % len(variants)  # so that each comes first, and last, equally often
+        first = step % len(variants)  # so that no variant always comes first, or last
         for variant in variants[first:] + variants[:first]:
             variant.step(keep=step >= 0)
         largest = max(largest, compare(variants))

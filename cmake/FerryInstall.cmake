@@ -1,5 +1,6 @@
-# cmake --install: headers, libraries, the LICENSE, the command's traces, and two ways to find the library:
-# a CMake package and a pkg-config file. Both name their paths from where they stand, so a prefix can be moved as a whole.
+# cmake --install: headers, libraries, the LICENSE, the command's traces, and two ways to find the
+# library: a CMake package and a pkg-config file. Both name their paths from where they stand, so a
+# prefix can be moved as a whole.
 include(CMakePackageConfigHelpers)
 
 get_property(layers GLOBAL PROPERTY FERRY_LAYERS)

@@ -29,7 +29,8 @@ from language_model.model import LanguageModel, ModelConfig
 from language_model.precision import LossScale
 
 SCHEMA = "ferry.train/1"
-#: Options that a run may change when it goes on: they leave every step what it is.
+#: Options that a run may change when it goes on: where it ends, with it the end of its learning
+#: rate's cosine; how work is spread and rows travel; what is looked at.
 MAY_CHANGE = {"steps", "expert_parallel", "placement", "log_every", "validate_every",
               "validation_windows", "save_every", "overlap", "exchange"}
 

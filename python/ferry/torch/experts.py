@@ -3,11 +3,12 @@
 Bits. Each expert is its own matrix products over its own rows, in the order of the rows, so nothing
 of an expert depends on which other experts its rank holds: EP = 1, 2, 4 give the same bits when an
 expert sees the same rows. With a BLAS in which rows do not depend on each other (Debian's libblas3)
-they do so as well when data parallelism splits an expert's rows over copies. On a CPU every product is FP32: float32 rows as they are (views into the
-window; a BLAS packs its operands, so a row stride changes no bit), half-precision rows and weights
-from FP32 copies of one expert at a time, rounded once at the output. The half-precision products of a CPU are
-avoided: PyTorch 1.13 has none for f16, and those for bf16 (oneDNN) pick their kernel by the leading
-dimension, so the same rows in another window would give other bits.
+they do so as well when data parallelism splits an expert's rows over copies. On a CPU every product
+is FP32: float32 rows as they are (views into the window; a BLAS packs its operands, so a row stride
+changes no bit), half-precision rows and weights from FP32 copies of one expert at a time, rounded
+once at the output. The half-precision products of a CPU are avoided: PyTorch 1.13 has none for f16,
+and those for bf16 (oneDNN) pick their kernel by the leading dimension, so the same rows in another
+window would give other bits.
 
 Threads. Keep `torch.set_num_threads` the same on every rank and run (1 where ranks share cores).
 """

@@ -7,8 +7,9 @@ id; an optimiser's state stands beside the parameter that it is of:
     model/layers.0.moe.experts/17/w1    optimizer/exp_avg/layers.0.moe.experts/17/w1
 
 Invariant. A name means the same tensor in every split of the world and for every placement; only
-`Snapshot` and `Loading` here know which slice of which parameter it is on this rank. Numbers of a state, such as
-`step`, are kept once for each expert, too: experts that come together on a rank must agree on them.
+`Snapshot` and `Loading` here know which slice of which parameter it is on this rank. Numbers of a
+state, such as `step`, are kept once for each expert, too: experts that come together on a rank must
+agree on them.
 """
 
 import json
