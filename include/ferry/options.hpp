@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "ferry/dtype.hpp"
+#include "ferry/wire_format.hpp"
 
 namespace ferry {
 
@@ -55,10 +56,17 @@ struct ExchangeOptions {
   /// metadata. On by itself with token_major and with weights at the expert.
   bool row_sources = false;
   /// Format of rows that cross nodes in dispatch; unset = the dtype (exact).
-  std::optional<DType> wire_dispatch{};
+  std::optional<WireFormat> wire_dispatch{};
   /// Format of rows or partial sums that cross nodes in combine; unset = the dtype. With f32 all
   /// strategies, transports and fragment sizes give the same bits.
-  std::optional<DType> wire_combine{};
+  std::optional<WireFormat> wire_combine{};
+  /// Format of gradients that cross in combine_backward (on the way out) and in dispatch_backward
+  /// (on the way home); unset = that of dispatch and of combine, unless it is quantised: then the
+  /// dtype, so that nobody quantises gradients without asking for it.
+  std::optional<WireFormat> wire_combine_backward{};
+  std::optional<WireFormat> wire_dispatch_backward{};
+  /// Columns that share one FP32 scale in fp8_e4m3fn and int8: a power of two from 64 to 2048.
+  int wire_block_columns = kDefaultBlockColumns;
 
   // Performance
   /// Bytes of one fragment on the wire, header included; 0 = what the transport prefers.

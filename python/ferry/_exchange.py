@@ -29,7 +29,11 @@ class Exchange:
         row_alignment: each expert's rows start at a multiple of it; 1
         extra_bytes: bytes that travel with each row of x, a multiple of 4; 0
         row_sources: plans say where each row comes from; False
-        wire_dispatch, wire_combine: dtype between nodes; None = that of the exchange
+        wire_dispatch, wire_combine: format of rows between nodes, "f32", "bf16", "f16",
+            "fp8_e4m3fn" or "int8"; None = the dtype
+        wire_combine_backward, wire_dispatch_backward: the same for gradients; None = as dispatch
+            and combine, but the dtype where these are "fp8_e4m3fn" or "int8"
+        wire_block_columns: columns that share a scale in "fp8_e4m3fn" and "int8"; 128
         fragment_bytes, range_tokens: 0 = as the transport likes; ranges_in_flight: 3
         checksum_payload: True
 

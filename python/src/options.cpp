@@ -37,6 +37,14 @@ Value number(std::string_view option, const py::handle& given) {
   }
 }
 
+/// Nothing for None.
+std::optional<WireFormat> wire_named(std::string_view option, const py::handle& given) {
+  if (given.is_none()) return std::nullopt;
+  return named(py::isinstance<py::str>(given) ? wire_format_from_string(given.cast<std::string>())
+                                              : std::nullopt,
+               option, given, "None, 'f32', 'bf16', 'f16', 'fp8_e4m3fn', 'int8'");
+}
+
 using SetOption = void (*)(ExchangeOptions&, const py::handle&);
 const std::map<std::string, SetOption, std::less<>>& option_setters() {
   static const std::map<std::string, SetOption, std::less<>> setters{
@@ -69,11 +77,23 @@ const std::map<std::string, SetOption, std::less<>>& option_setters() {
        }},
       {"wire_dispatch",
        [](ExchangeOptions& options, const py::handle& given) {
-         if (!given.is_none()) options.wire_dispatch = dtype_named("wire_dispatch", given);
+         options.wire_dispatch = wire_named("wire_dispatch", given);
        }},
       {"wire_combine",
        [](ExchangeOptions& options, const py::handle& given) {
-         if (!given.is_none()) options.wire_combine = dtype_named("wire_combine", given);
+         options.wire_combine = wire_named("wire_combine", given);
+       }},
+      {"wire_combine_backward",
+       [](ExchangeOptions& options, const py::handle& given) {
+         options.wire_combine_backward = wire_named("wire_combine_backward", given);
+       }},
+      {"wire_dispatch_backward",
+       [](ExchangeOptions& options, const py::handle& given) {
+         options.wire_dispatch_backward = wire_named("wire_dispatch_backward", given);
+       }},
+      {"wire_block_columns",
+       [](ExchangeOptions& options, const py::handle& given) {
+         options.wire_block_columns = number<int>("wire_block_columns", given);
        }},
       {"fragment_bytes",
        [](ExchangeOptions& options, const py::handle& given) {
@@ -127,6 +147,9 @@ py::dict dict_of(const ExchangeOptions& options) {
   made["row_sources"] = options.row_sources;
   made["wire_dispatch"] = name(*options.wire_dispatch);
   made["wire_combine"] = name(*options.wire_combine);
+  made["wire_combine_backward"] = name(*options.wire_combine_backward);
+  made["wire_dispatch_backward"] = name(*options.wire_dispatch_backward);
+  made["wire_block_columns"] = options.wire_block_columns;
   made["fragment_bytes"] = options.fragment_bytes;
   made["range_tokens"] = options.range_tokens;
   made["ranges_in_flight"] = options.ranges_in_flight;

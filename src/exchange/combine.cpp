@@ -11,6 +11,9 @@
 namespace ferry::detail {
 namespace {
 
+// Rows that come home for combine, or gradients of dispatch_backward.
+bool of_gradients(const RowsHome& rows) { return rows.kind != wire::OpKind::combine; }
+
 // Targets stand in tree order: marks where a rank's group and the node's group end.
 void mark_groups(std::span<kernels::SumTerm> terms, std::span<const plan::Target> targets) {
   for (std::size_t i = 0; i < terms.size(); ++i) {
@@ -28,17 +31,18 @@ CombineOperation::CombineOperation(std::shared_ptr<ExchangeState> exchange,
     : Operation(std::move(exchange), std::move(plan), rows.kind),
       out_(rows.out),
       weights_(weights),
+      wire_(of_gradients(rows) ? this->exchange().wire_rows.dispatch_backward
+                               : this->exchange().wire_rows.combine),
+      framing_(of_gradients(rows) ? this->exchange().framings.dispatch_backward
+                                  : this->exchange().framings.combine),
       weighted_(rows.kind == wire::OpKind::combine && this->exchange().weighted()),
       flow_(this->plan()->flow->call(rows.kind)),
       own_(rows.rows, WindowRole::main,
            weights ? ShownRows::Values(weights->of_rows) : std::nullopt),
       windows_(this->plan()->rows.rows_to),
-      senders_(this->plan()->rows.landing, Way::back, this->exchange().framings.combine) {
+      senders_(this->plan()->rows.landing, Way::back, framing_) {
   for (const plan::LanePair& pair : this->plan()->rows.outgoing) {
-    lanes_.push_back(
-        {LaneReceiver(pair, Way::back, this->exchange().framings.combine.rows_per_fragment),
-         {},
-         0});
+    lanes_.push_back({LaneReceiver(pair, Way::back, framing_.rows_per_fragment), {}, 0});
   }
   group_lanes();
   if (!weights_) return;
@@ -97,8 +101,6 @@ bool CombineOperation::send_some() {
 // weighted sum of its outputs on this node.
 void CombineOperation::fill_partials(const plan::Lane& lane, const plan::Fragment& fragment,
                                      std::byte* payload) {
-  const DType wire_dtype = *exchange().options.wire_combine;
-  const std::uint64_t row_bytes = exchange().framings.combine.row_bytes;
   const bool raw = plan::info(exchange().options.strategy).unit == plan::RowUnit::token_expert;
   terms_.clear();
   sums_.clear();
@@ -116,19 +118,18 @@ void CombineOperation::fill_partials(const plan::Lane& lane, const plan::Fragmen
       continue;
     }
     mark_groups(std::span(terms_).subspan(first), targets);
-    sums_.push_back({payload + i * row_bytes, first, static_cast<std::uint32_t>(targets.size())});
+    sums_.push_back(
+        {payload + i * framing_.row_bytes, first, static_cast<std::uint32_t>(targets.size())});
   }
   if (raw) {
     engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
-                                    .wire_dtype = wire_dtype,
+                                    .wire = wire_,
                                     .hidden = exchange().shape.hidden,
                                     .rows = sources_,
                                     .out = payload});
   } else {
-    engine().transport().sum_rows({.out_dtype = wire_dtype,
-                                   .hidden = exchange().shape.hidden,
-                                   .rows = sums_,
-                                   .terms = terms_});
+    engine().transport().sum_rows(
+        {.out = wire_, .hidden = exchange().shape.hidden, .rows = sums_, .terms = terms_});
   }
 }
 
@@ -161,7 +162,7 @@ bool CombineOperation::stage_range() {
       return false;  // an earlier use of the plan still comes home
     lane.receiver.grant_through(*this, inbox, range_);
     while (!lane.receiver.done() && lane.receiver.range() == range_) {
-      auto taken = lane.receiver.take(*this, inbox, exchange().framings.combine);
+      auto taken = lane.receiver.take(*this, inbox, framing_);
       if (!taken) break;
       lane.staged.push_back(std::move(*taken));
     }
@@ -190,10 +191,11 @@ void CombineOperation::sum_range() {
     sums_.push_back({out_.row(static_cast<std::int64_t>(token)), first,
                      static_cast<std::uint32_t>(terms_.size()) - first});
   }
-  engine().transport().sum_rows({.out_dtype = exchange().shape.dtype,
+  engine().transport().sum_rows({.out = exchange().shape.dtype,
                                  .hidden = exchange().shape.hidden,
                                  .rows = sums_,
-                                 .terms = terms_});
+                                 .terms = terms_,
+                                 .block_columns = wire_.block_columns});
   for (Homecoming& lane : lanes_) lane.staged.clear();
 }
 
@@ -216,7 +218,7 @@ bool CombineOperation::add_lane_terms(Homecoming& lane, std::uint64_t token) {
        ++lane.next_item) {
     kernels::SumTerm term;
     term.row = staged_row(lane, lane.next_item);
-    term.dtype = *exchange().options.wire_combine;
+    term.format = wire_.format;
     if (weighted_ && !items.weights.empty()) {
       term.weighted = true;
       term.weight = items.weights[lane.next_item];
@@ -230,12 +232,11 @@ bool CombineOperation::add_lane_terms(Homecoming& lane, std::uint64_t token) {
 
 const std::byte* CombineOperation::staged_row(const Homecoming& lane, std::uint32_t item) const {
   const std::uint32_t in_range = item - lane.receiver.lane().range_begin[range_];
-  const std::uint64_t per_fragment = exchange().framings.combine.rows_per_fragment;
+  const std::uint64_t per_fragment = framing_.rows_per_fragment;
   const LaneReceiver::Taken& taken = lane.staged[in_range / per_fragment];
   FERRY_ASSERT(item >= taken.fragment.first && item < taken.fragment.first + taken.fragment.count,
                "item {} is not in its fragment", item);
-  return taken.arrived.payload() +
-         (item - taken.fragment.first) * exchange().framings.combine.row_bytes;
+  return taken.arrived.payload() + (item - taken.fragment.first) * framing_.row_bytes;
 }
 
 kernels::SumTerm CombineOperation::output_term(const plan::Target& target) const {
@@ -243,7 +244,7 @@ kernels::SumTerm CombineOperation::output_term(const plan::Target& target) const
   term.row = windows_.data(target.local_rank) + target.row * exchange().window_stride_bytes;
   term.weight = target.weight;
   term.weighted = weighted_;
-  term.dtype = exchange().shape.dtype;
+  term.format = wire_format_of(exchange().shape.dtype);
   return term;
 }
 

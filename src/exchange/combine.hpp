@@ -76,6 +76,8 @@ class CombineOperation final : public Operation {
 
   const Matrix out_;
   const std::optional<WeightsHome> weights_;
+  const kernels::RowFormat wire_;  ///< of rows that come home from other nodes
+  const plan::Framing framing_;
   const bool weighted_;  ///< this operation multiplies with the routing weights
   CallFlow& flow_;
   ShownRows own_;

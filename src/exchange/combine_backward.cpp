@@ -80,7 +80,7 @@ bool CombineBackwardOperation::send_some() {
           sources_.push_back(grad_out_.row(senders_.lane(lane).tokens[fragment.first + i]));
         }
         engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
-                                        .wire_dtype = *exchange().options.wire_dispatch,
+                                        .wire = exchange().wire_rows.combine_backward,
                                         .hidden = exchange().shape.hidden,
                                         .rows = sources_,
                                         .out = payload});
@@ -107,7 +107,7 @@ void CombineBackwardOperation::land(std::size_t lane_at, const LaneReceiver::Tak
     add_row(row);
     row += exchange().framings.combine_backward.row_bytes;
   }
-  push(*exchange().options.wire_dispatch);
+  push(exchange().wire_rows.combine_backward);
   if (weights_) weights_->num_products[lane_at] = lane.target_begin[end_item];
 }
 
@@ -155,14 +155,14 @@ void CombineBackwardOperation::add_row(const std::byte* row) {
   rows_.push_back({row, first, static_cast<std::uint32_t>(targets_.size()) - first});
 }
 
-void CombineBackwardOperation::push(DType row_dtype) {
+void CombineBackwardOperation::push(const kernels::RowFormat& rows) {
   Transport& transport = engine().transport();
   const RowShape& shape = exchange().shape;
   if (!weighted_) {
-    pusher_.push(transport, shape.hidden, row_dtype, shape.dtype);
+    pusher_.push(transport, shape.hidden, rows, shape.dtype);
     return;
   }
-  transport.scale_rows({.source_dtype = row_dtype,
+  transport.scale_rows({.source = rows,
                         .target_dtype = shape.dtype,
                         .hidden = shape.hidden,
                         .rows = rows_,

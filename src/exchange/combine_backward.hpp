@@ -61,7 +61,7 @@ class CombineBackwardOperation final : public Operation {
   bool push_home();
   void add_target(const plan::Target& target, float* product);
   void add_row(const std::byte* row);
-  void push(DType row_dtype);
+  void push(const kernels::RowFormat& rows);
   bool send_products();
   bool finish();
   bool all_here() const;

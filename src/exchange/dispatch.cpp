@@ -106,7 +106,7 @@ void DispatchOperation::pack(const plan::Lane& lane, const plan::Fragment& fragm
   sources_.clear();
   for (const std::uint32_t token : tokens) sources_.push_back(input_.x.row(token));
   engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
-                                  .wire_dtype = *exchange().options.wire_dispatch,
+                                  .wire = exchange().wire_rows.dispatch,
                                   .hidden = exchange().shape.hidden,
                                   .rows = sources_,
                                   .out = payload});
@@ -114,7 +114,7 @@ void DispatchOperation::pack(const plan::Lane& lane, const plan::Fragment& fragm
   sources_.clear();
   for (const std::uint32_t token : tokens) sources_.push_back(extra_row(token));
   engine().transport().pack_rows({.source_dtype = kExtraDtype,
-                                  .wire_dtype = kExtraDtype,
+                                  .wire = kExtraDtype,
                                   .hidden = exchange().extra_elements(),
                                   .rows = sources_,
                                   .out = payload + fragment.count * wire_row_bytes(exchange())});
@@ -139,7 +139,7 @@ void DispatchOperation::land(const plan::Lane& lane, const LaneReceiver::Taken& 
     row += wire_row_bytes(exchange());
     extra += exchange().options.extra_bytes;
   }
-  push(*exchange().options.wire_dispatch);
+  push(exchange().wire_rows.dispatch);
 }
 
 bool DispatchOperation::push_home() {
@@ -176,8 +176,8 @@ void DispatchOperation::add_row(const std::byte* row, const std::byte* extra) {
   if (exchange().options.extra_bytes > 0) extra_pusher_.add_row(extra);
 }
 
-void DispatchOperation::push(DType row_dtype) {
-  pusher_.push(engine().transport(), exchange().shape.hidden, row_dtype, exchange().shape.dtype);
+void DispatchOperation::push(const kernels::RowFormat& rows) {
+  pusher_.push(engine().transport(), exchange().shape.hidden, rows, exchange().shape.dtype);
   if (exchange().options.extra_bytes == 0) return;
   extra_pusher_.push(engine().transport(), exchange().extra_elements(), kExtraDtype, kExtraDtype);
 }

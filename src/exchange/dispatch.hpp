@@ -14,6 +14,7 @@
 #include "exchange/row_pusher.hpp"
 #include "exchange/written_window.hpp"
 #include "ferry/matrix.hpp"
+#include "kernels/row_kernels.hpp"
 
 namespace ferry::detail {
 
@@ -58,7 +59,7 @@ class DispatchOperation final : public Operation {
   void clear_pushers();
   void add_target(const plan::Target& target);
   void add_row(const std::byte* row, const std::byte* extra);
-  void push(DType row_dtype);
+  void push(const kernels::RowFormat& rows);
 
   void make_receivers();
   void open_early();

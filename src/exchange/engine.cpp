@@ -79,7 +79,8 @@ const std::shared_ptr<ExchangeState>& Engine::world() { return world_; }
 void Engine::add(const std::shared_ptr<ExchangeState>& exchange) {
   const Framings& framings = exchange->framings;
   for (const plan::Framing* const framing :
-       {&framings.dispatch, &framings.combine, &framings.combine_backward, &framings.values}) {
+       {&framings.dispatch, &framings.combine, &framings.combine_backward,
+        &framings.dispatch_backward, &framings.values}) {
     network_.grow_blocks(wire::kFragmentHeaderBytes +
                          framing->row_bytes * framing->rows_per_fragment);
   }

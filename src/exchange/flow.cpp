@@ -58,7 +58,7 @@ PlanFlow::PlanFlow(const plan::RankPlan& plan, const Framings& framings, WeightM
   rows(wire::OpKind::dispatch) = make_kind(outward, framings.dispatch, out);
   rows(wire::OpKind::combine) = make_kind(homeward, framings.combine, back);
   rows(wire::OpKind::combine_backward) = make_kind(outward, framings.combine_backward, back);
-  rows(wire::OpKind::dispatch_backward) = make_kind(homeward, framings.combine, back);
+  rows(wire::OpKind::dispatch_backward) = make_kind(homeward, framings.dispatch_backward, back);
   if (weights == WeightMode::at_combine) {
     CallFlow& flow = call(wire::OpKind::combine_backward_weights);
     flow.rows = make_kind(outward, framings.combine_backward, back);
@@ -66,7 +66,7 @@ PlanFlow::PlanFlow(const plan::RankPlan& plan, const Framings& framings, WeightM
   }
   if (weights == WeightMode::at_expert) {
     CallFlow& flow = call(wire::OpKind::dispatch_backward_weights);
-    flow.rows = make_kind(homeward, framings.combine, back);
+    flow.rows = make_kind(homeward, framings.dispatch_backward, back);
     flow.values = make_kind(homeward, framings.values, values);
   }
 }

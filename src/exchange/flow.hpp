@@ -14,6 +14,7 @@
 
 #include "exchange/blocks.hpp"
 #include "ferry/options.hpp"
+#include "kernels/row_kernels.hpp"
 #include "plan/rank_plan.hpp"
 #include "plan/traffic.hpp"
 #include "wire/headers.hpp"
@@ -72,11 +73,20 @@ struct CallFlow {
   KindFlow& of(wire::Stream stream) { return stream == wire::Stream::rows ? rows : values; }
 };
 
+/// What rows are while they cross, in each kind of operation.
+struct WireRows {
+  kernels::RowFormat dispatch;
+  kernels::RowFormat combine;
+  kernels::RowFormat combine_backward;
+  kernels::RowFormat dispatch_backward;
+};
+
 /// How each stream is cut into fragments.
 struct Framings {
   plan::Framing dispatch;
-  plan::Framing combine;           ///< and dispatch_backward
-  plan::Framing combine_backward;  ///< as dispatch, without extra bytes
+  plan::Framing combine;
+  plan::Framing combine_backward;
+  plan::Framing dispatch_backward;
   plan::Framing values;
 };
 

@@ -30,8 +30,9 @@ class RowPusher {
     const auto count = static_cast<std::uint32_t>(targets_.size()) - first;
     if (count > 0) rows_.push_back({row, first, count});
   }
-  void push(Transport& transport, std::int64_t hidden, DType source, DType target) const {
-    transport.push_rows({.source_dtype = source,
+  void push(Transport& transport, std::int64_t hidden, const kernels::RowFormat& source,
+            DType target) const {
+    transport.push_rows({.source = source,
                          .target_dtype = target,
                          .hidden = hidden,
                          .rows = rows_,

@@ -4,6 +4,7 @@
 #include "exchange/state.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -38,24 +39,47 @@ plan::Framing framing(std::uint64_t row_bytes, const ExchangeOptions& options) {
                             static_cast<std::uint64_t>(options.fragment_bytes));
 }
 
-plan::Framing dispatch_framing_of(const RowShape& shape, const ExchangeOptions& options) {
-  const auto hidden = static_cast<std::uint64_t>(shape.hidden);
-  return framing(hidden * element_bytes(*options.wire_dispatch) +
-                     static_cast<std::uint64_t>(options.extra_bytes),
-                 options);
-}
-
-plan::Framing combine_framing_of(const RowShape& shape, const ExchangeOptions& options) {
-  const auto hidden = static_cast<std::uint64_t>(shape.hidden);
-  return framing(hidden * element_bytes(*options.wire_combine), options);
+WireRows wire_rows_of(const ExchangeOptions& options) {
+  const auto rows = [&](const std::optional<WireFormat>& format) {
+    return kernels::RowFormat(*format, options.wire_block_columns);
+  };
+  return {.dispatch = rows(options.wire_dispatch),
+          .combine = rows(options.wire_combine),
+          .combine_backward = rows(options.wire_combine_backward),
+          .dispatch_backward = rows(options.wire_dispatch_backward)};
 }
 
 Framings framings_of(const RowShape& shape, const ExchangeOptions& options) {
-  const auto hidden = static_cast<std::uint64_t>(shape.hidden);
-  return {.dispatch = dispatch_framing_of(shape, options),
-          .combine = combine_framing_of(shape, options),
-          .combine_backward = framing(hidden * element_bytes(*options.wire_dispatch), options),
+  const WireRows rows = wire_rows_of(options);
+  const auto of = [&](const kernels::RowFormat& format, int extra_bytes) {
+    return framing(format.row_bytes(shape.hidden) + static_cast<std::uint64_t>(extra_bytes),
+                   options);
+  };
+  return {.dispatch = of(rows.dispatch, options.extra_bytes),
+          .combine = of(rows.combine, 0),
+          .combine_backward = of(rows.combine_backward, 0),
+          .dispatch_backward = of(rows.dispatch_backward, 0),
           .values = framing(sizeof(float), options)};
+}
+
+void check_wire_blocks(int columns) {
+  const bool allowed = columns >= kFewestBlockColumns && columns <= kMostBlockColumns &&
+                       std::has_single_bit(static_cast<unsigned>(columns));
+  if (allowed) return;
+  refuse(
+      fmt::format("exchange: wire_block_columns = {}; allowed: powers of two from {} to {}; fix: "
+                  "leave it at {}, or take one of these",
+                  columns, kFewestBlockColumns, kMostBlockColumns, kDefaultBlockColumns));
+}
+
+// Formats that were not asked for.
+void choose_wires(ExchangeOptions& options, DType dtype) {
+  options.wire_dispatch = options.wire_dispatch.value_or(wire_format_of(dtype));
+  options.wire_combine = options.wire_combine.value_or(wire_format_of(dtype));
+  options.wire_combine_backward =
+      options.wire_combine_backward.value_or(gradient_wire(*options.wire_dispatch, dtype));
+  options.wire_dispatch_backward =
+      options.wire_dispatch_backward.value_or(gradient_wire(*options.wire_combine, dtype));
 }
 
 // Modes that do not go together, or are out of range.
@@ -116,17 +140,20 @@ ExchangeOptions filled_in(const ExchangeOptions& wanted, const RowShape& shape,
         fmt::format("exchange: ranges_in_flight = {}; allowed: 1..1024", wanted.ranges_in_flight));
   }
   check_modes(wanted);
+  check_wire_blocks(wanted.wire_block_columns);
   ExchangeOptions options = wanted;
   options.row_sources |=
       wanted.layout == Layout::token_major || wanted.weights == WeightMode::at_expert;
-  options.wire_dispatch = wanted.wire_dispatch.value_or(shape.dtype);
-  options.wire_combine = wanted.wire_combine.value_or(shape.dtype);
+  choose_wires(options, shape.dtype);
   if (options.fragment_bytes == 0) {
     options.fragment_bytes = static_cast<std::int64_t>(transport.preferred_fragment_bytes());
   }
   if (options.range_tokens == 0) {
-    const std::uint64_t rows = std::min(dispatch_framing_of(shape, options).rows_per_fragment,
-                                        combine_framing_of(shape, options).rows_per_fragment);
+    const Framings framings = framings_of(shape, options);
+    const std::uint64_t rows =
+        std::min({framings.dispatch.rows_per_fragment, framings.combine.rows_per_fragment,
+                  framings.combine_backward.rows_per_fragment,
+                  framings.dispatch_backward.rows_per_fragment});
     options.range_tokens = static_cast<std::int64_t>(rows * kFragmentsPerRange);
   }
   return options;
@@ -144,6 +171,7 @@ ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement wher
       options(filled_in(wanted, row_shape, owner.transport())),
       experts(owner.transport().topology(), placement),
       row_owners(owners_of_rows(owner.transport().topology(), experts, options.layout)),
+      wire_rows(wire_rows_of(options)),
       framings(framings_of(shape, options)),
       row_bytes(static_cast<std::uint64_t>(shape.hidden) * element_bytes(shape.dtype)),
       extra_offset(options.extra_bytes == 0 ? row_bytes : aligned(row_bytes, kExtraAlignment)),
@@ -183,6 +211,9 @@ wire::SharedOptions ExchangeState::shared_options(int num_topk) const {
   shared.dtype = shape.dtype;
   shared.wire_dispatch = *options.wire_dispatch;
   shared.wire_combine = *options.wire_combine;
+  shared.wire_combine_backward = *options.wire_combine_backward;
+  shared.wire_dispatch_backward = *options.wire_dispatch_backward;
+  shared.wire_block_columns = static_cast<std::uint16_t>(options.wire_block_columns);
   shared.strategy = options.strategy;
   shared.checksum_payload = options.checksum_payload;
   shared.layout = options.layout;
@@ -204,10 +235,10 @@ PlanState::PlanState(ExchangeState& owner, Spares<plan::RankPlan>::Handle rank_p
       flow(std::make_shared<PlanFlow>(rows, owner.framings, owner.options.weights)) {
   const Topology& topology = owner.engine.transport().topology();
   for (const int expert : owner.experts.experts_of_rank(rows.rank)) local_experts.push_back(expert);
-  const plan::RankTraffic traffic =
-      plan::traffic(rows, topology,
-                    {owner.framings.dispatch, owner.framings.combine,
-                     owner.framings.combine_backward, owner.framings.values});
+  const plan::RankTraffic traffic = plan::traffic(
+      rows, topology,
+      {owner.framings.dispatch, owner.framings.combine, owner.framings.combine_backward,
+       owner.framings.dispatch_backward, owner.framings.values});
   expert_counts = rows.expert_counts;
   if (!owner.token_major()) expert_offsets = rows.expert_offsets;
   summary.rows_received =
@@ -222,7 +253,7 @@ PlanState::PlanState(ExchangeState& owner, Spares<plan::RankPlan>::Handle rank_p
   summary.inter_node_bytes_dispatch = traffic.bytes_out;
   summary.inter_node_bytes_combine = traffic.bytes_back;
   summary.inter_node_bytes_combine_backward = traffic.bytes_grad_out;
-  summary.inter_node_bytes_dispatch_backward = traffic.bytes_back;
+  summary.inter_node_bytes_dispatch_backward = traffic.bytes_grad_back;
   summary.inter_node_bytes_grad_weights = traffic.bytes_values;
   summary.inter_node_rows_dispatch = traffic.rows_out;
   summary.inter_node_rows_combine = traffic.rows_back;

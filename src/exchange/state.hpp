@@ -114,6 +114,7 @@ class ExchangeState {
   const plan::ExpertIndex experts;
   /// What plans are made of: the experts, or with token_major one for each rank.
   const plan::ExpertIndex row_owners;
+  const WireRows wire_rows;
   const Framings framings;
   const std::uint64_t row_bytes;            ///< of the dtype
   const std::uint64_t extra_offset;         ///< of the extra bytes in a window's row

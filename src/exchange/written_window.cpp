@@ -38,14 +38,12 @@ void WrittenWindow::clear_alignment_rows(const Operation& operation) const {
     }
   }
   Transport& transport = exchange.engine.transport();
-  transport.sum_rows({.out_dtype = exchange.shape.dtype,
-                      .hidden = exchange.shape.hidden,
-                      .rows = empty,
-                      .terms = {}});
+  transport.sum_rows(
+      {.out = exchange.shape.dtype, .hidden = exchange.shape.hidden, .rows = empty, .terms = {}});
   if (exchange.options.extra_bytes == 0) return;
   for (kernels::SumRow& row : empty) row.out += exchange.extra_offset;
   transport.sum_rows(
-      {.out_dtype = kExtraDtype, .hidden = exchange.extra_elements(), .rows = empty, .terms = {}});
+      {.out = kExtraDtype, .hidden = exchange.extra_elements(), .rows = empty, .terms = {}});
 }
 
 int WrittenWindow::missing_writer(const Operation& operation) const {

@@ -12,8 +12,28 @@
 #include <vector>
 
 #include "ferry/dtype.hpp"
+#include "ferry/wire_format.hpp"
 
 namespace ferry::kernels {
+
+/// How a row stands in memory: in a dtype, or as it crosses between nodes.
+struct RowFormat {
+  WireFormat format = WireFormat::f32;
+  bool crosses = false;             ///< f16 saturates; without it, it overflows as FP32 does
+  std::uint32_t block_columns = 0;  ///< that share a scale, where there are scales
+
+  constexpr RowFormat() = default;
+  /// Implicit: most rows have a dtype.
+  constexpr RowFormat(DType dtype) : format(wire_format_of(dtype)) {}
+  constexpr RowFormat(WireFormat wire, std::int64_t columns)
+      : format(wire), crosses(true), block_columns(static_cast<std::uint32_t>(columns)) {}
+
+  /// Bytes of a row.
+  constexpr std::uint64_t row_bytes(std::int64_t hidden) const {
+    return wire_row_bytes(format, hidden, block_columns);
+  }
+  bool operator==(const RowFormat&) const = default;
+};
 
 /// One source row and its targets: `count` of PushJob::targets from `first` on (0 is allowed).
 struct PushRow {
@@ -24,7 +44,7 @@ struct PushRow {
 
 /// Reads each source row once and writes it, converted, to each of its targets.
 struct PushJob {
-  DType source_dtype = DType::f32;
+  RowFormat source{};
   DType target_dtype = DType::f32;
   std::int64_t hidden = 0;
   std::span<const PushRow> rows;
@@ -32,10 +52,11 @@ struct PushJob {
 };
 void push_rows(const PushJob& job);
 
-/// Converts rows into one contiguous block (row stride hidden x element size of `wire_dtype`).
+/// Converts rows into one contiguous block (row stride `wire.row_bytes`). What is in the format
+/// already is copied, whatever it means.
 struct PackJob {
   DType source_dtype = DType::f32;
-  DType wire_dtype = DType::f32;
+  RowFormat wire{};
   std::int64_t hidden = 0;
   std::span<const std::byte* const> rows;
   std::byte* out = nullptr;
@@ -47,7 +68,7 @@ void pack_rows(const PackJob& job);
 struct SumTerm {
   const std::byte* row = nullptr;
   float weight = 1.0F;  ///< the product is rounded to FP32, then added
-  DType dtype = DType::f32;
+  WireFormat format = WireFormat::f32;
   bool weighted = false;   ///< false: the row is added as it is
   bool ends_rank = false;  ///< last term of its rank
   bool ends_node = false;  ///< last term of its node (then also ends_rank)
@@ -61,12 +82,15 @@ struct SumRow {
 
 /// out = sum over nodes of (sum over ranks of (sum over slots of w * row)), FP32, each sum from its
 /// first term on, rounded to nearest even once at the end. A NaN in a result always has the same
-/// bits (0x7FC00000, rounded), so that they do not depend on the machine.
+/// bits (0x7FC00000, rounded), so that they do not depend on the machine. A quantised term is its
+/// code times its scale, a product that is rounded to FP32; a quantised result is encoded from its
+/// FP32 sum.
 struct SumJob {
-  DType out_dtype = DType::f32;
+  RowFormat out{};
   std::int64_t hidden = 0;
   std::span<const SumRow> rows;
   std::span<const SumTerm> terms;
+  std::uint32_t block_columns = 0;  ///< of quantised terms
 };
 void sum_rows(const SumJob& job);
 
@@ -84,7 +108,7 @@ struct ScaleTarget {
 /// i + 8, then i + 4, i + 2, i + 1. So the bits depend on no vector width. A NaN is 0x7FC00000,
 /// rounded.
 struct ScaleJob {
-  DType source_dtype = DType::f32;
+  RowFormat source{};
   DType target_dtype = DType::f32;  ///< of out and y
   std::int64_t hidden = 0;
   std::span<const PushRow> rows;

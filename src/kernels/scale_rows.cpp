@@ -15,6 +15,7 @@
 #include "hwy/foreach_target.h"  // before highway.h: includes this file once per target
 #include "hwy/highway.h"
 
+#include "kernels/blocks-inl.hpp"
 #include "kernels/copy-inl.hpp"
 #include "kernels/lanes-inl.hpp"
 #include "kernels/lookahead.hpp"
@@ -31,6 +32,7 @@ inline constexpr std::size_t kScaleChunk = 2048;
 inline constexpr std::size_t kMostBlock = 2 * HWY_MAX_BYTES / sizeof(float) + kDotLanes;
 static_assert(kScaleChunk % (2 * HWY_MAX_BYTES / sizeof(float)) == 0);
 static_assert(kScaleChunk % kDotLanes == 0);
+static_assert(kScaleChunk % kMostBlockColumns == 0);
 
 HWY_INLINE std::size_t block_columns() { return std::max(2 * hn::Lanes(FloatTag()), kDotLanes); }
 
@@ -257,19 +259,19 @@ void scale_targets(const ScaleTask& task, ScaleSource source, std::size_t begin,
 /// Lanes of the dot products of a row's targets; its memory is used again.
 using LaneRows = std::vector<float>;
 
-template <DType kFrom, DType kTo>
+template <WireFormat kFrom, DType kTo>
 void scale_row(const ScaleTask& task, LaneRows& lanes) {
   const ScaleJob& job = task.job;
   const std::size_t hidden = static_cast<std::size_t>(job.hidden);
-  const std::size_t from_bytes = hidden * element_bytes(kFrom);
+  const std::size_t from_bytes = job.source.row_bytes(job.hidden);
+  const ReadRow from = open_row<kFrom>(task.row.source, hidden, job.source.block_columns);
   const detail::Lookahead source_ahead =
       detail::look_past_row(task.row.source, from_bytes, task.later);
   alignas(64) float source[kScaleChunk + kMostBlock];
   lanes.assign(task.row.count * kDotLanes, 0.0F);
   for (std::size_t begin = 0; begin < hidden; begin += kScaleChunk) {
     const std::size_t count = std::min(kScaleChunk, hidden - begin);
-    convert_chunk<kFrom, DType::f32>(task.row.source + begin * element_bytes(kFrom), count,
-                                     reinterpret_cast<std::byte*>(source));
+    read_columns<kFrom, DType::f32>(from, begin, count, reinterpret_cast<std::byte*>(source));
     std::fill_n(source + count, kMostBlock, 0.0F);
     scale_targets<kTo>(task,
                        {.values = source,
@@ -290,7 +292,7 @@ void scale_row(const ScaleTask& task, LaneRows& lanes) {
 
 using ScaleFunction = void (*)(const ScaleTask&, LaneRows&);
 
-template <DType kFrom>
+template <WireFormat kFrom>
 ScaleFunction choose_scale_from(DType to) {
   switch (to) {
     case DType::f32: return scale_row<kFrom, DType::f32>;
@@ -300,19 +302,20 @@ ScaleFunction choose_scale_from(DType to) {
   return nullptr;
 }
 
-ScaleFunction choose_scale(DType from, DType to) {
+ScaleFunction choose_scale(WireFormat from, DType to) {
   switch (from) {
-    case DType::f32: return choose_scale_from<DType::f32>(to);
-    case DType::bf16: return choose_scale_from<DType::bf16>(to);
-    case DType::f16: return choose_scale_from<DType::f16>(to);
+    case WireFormat::f32: return choose_scale_from<WireFormat::f32>(to);
+    case WireFormat::bf16: return choose_scale_from<WireFormat::bf16>(to);
+    case WireFormat::f16: return choose_scale_from<WireFormat::f16>(to);
+    case WireFormat::fp8_e4m3fn: return choose_scale_from<WireFormat::fp8_e4m3fn>(to);
+    case WireFormat::int8: return choose_scale_from<WireFormat::int8>(to);
   }
   return nullptr;
 }
 
 void scale_all(const ScaleJob& job) {
-  const ScaleFunction scale = choose_scale(job.source_dtype, job.target_dtype);
-  const std::size_t row_bytes =
-      static_cast<std::size_t>(job.hidden) * element_bytes(job.source_dtype);
+  const ScaleFunction scale = choose_scale(job.source.format, job.target_dtype);
+  const std::size_t row_bytes = job.source.row_bytes(job.hidden);
   const std::size_t distance = detail::rows_ahead(row_bytes);
   LaneRows lanes;
   for (std::size_t i = 0; i < job.rows.size(); ++i) {
@@ -327,6 +330,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include "base/check.hpp"
+#include "kernels/check_blocks.hpp"
 #include "kernels/float_state.hpp"
 
 namespace ferry::kernels {
@@ -335,6 +339,7 @@ HWY_EXPORT(scale_all);
 
 void scale_rows(const ScaleJob& job) {
   FERRY_ASSERT(job.hidden >= 1, "scale_rows: hidden = {}; allowed: 1 or more", job.hidden);
+  detail::check_blocks("scale_rows", job.source.format, job.source.block_columns);
   const detail::FloatState state;
   HWY_DYNAMIC_DISPATCH(scale_all)(job);
 }

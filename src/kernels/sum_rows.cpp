@@ -12,6 +12,7 @@
 #include "hwy/foreach_target.h"  // before highway.h: includes this file once per target
 #include "hwy/highway.h"
 
+#include "kernels/blocks-inl.hpp"
 #include "kernels/copy-inl.hpp"
 #include "kernels/lanes-inl.hpp"
 #include "kernels/lookahead.hpp"
@@ -24,6 +25,7 @@ namespace ferry::kernels::HWY_NAMESPACE {
 
 /// Columns of one accumulator (8 KiB).
 inline constexpr std::size_t kSumChunk = 2048;
+static_assert(kSumChunk % kMostBlockColumns == 0);
 static_assert(kSumChunk % (kVectors * HWY_MAX_BYTES / sizeof(float)) == 0);
 
 /// The columns begin..begin+count of a row that are summed now.
@@ -67,19 +69,11 @@ void close_level(Level& child, Level& parent, std::size_t count) {
 }
 
 /// Rounds `count` sums once to the dtype of the result; `out` may be `sums` itself.
-template <DType kTo>
+template <DType kTo, Overflow kOverflow = Overflow::infinite>
 void round_sums(const float* sums, std::size_t count, std::byte* out) {
   const FloatTag df;
   for (std::size_t i = 0; i < count; i += hn::Lanes(df)) {
-    store_lanes<kTo>(one_nan(hn::Load(df, sums + i)), out + i * element_bytes(kTo));
-  }
-}
-
-void round_chunk(DType to, const float* sums, std::size_t count, std::byte* out) {
-  switch (to) {
-    case DType::f32: return round_sums<DType::f32>(sums, count, out);
-    case DType::bf16: return round_sums<DType::bf16>(sums, count, out);
-    case DType::f16: return round_sums<DType::f16>(sums, count, out);
+    store_lanes<kTo, kOverflow>(one_nan(hn::Load(df, sums + i)), out + i * element_bytes(kTo));
   }
 }
 
@@ -101,7 +95,7 @@ Bunch next_bunch(const SumJob& job, std::size_t first, std::size_t end, Tree& tr
     if (&level == &tree.node && last.ends_node) break;
     const SumTerm& term = job.terms[first + bunch.count];
     if (&level_of(term, tree) != &level) break;
-    if (term.dtype != head.dtype) break;
+    if (term.format != head.format) break;
     ++bunch.count;
   }
   return bunch;
@@ -113,9 +107,35 @@ bool is_whole_row(const Level& level, const Tree& tree) {
   return &level == &tree.total || !tree.total.started;
 }
 
+/// Rounds finished sums and writes them to the columns of the result.
+void write_sums(const SumJob& job, const SumRow& row, const Columns& columns, const float* sums,
+                Workspace& work) {
+  const EncodedColumns source{reinterpret_cast<const std::byte*>(sums), columns.begin,
+                              columns.count};
+  const BlockRow blocks{row.out, static_cast<std::size_t>(job.hidden), job.out.block_columns};
+  switch (job.out.format) {
+    case WireFormat::f32: round_sums<DType::f32>(sums, columns.count, work.rounded); break;
+    case WireFormat::bf16: round_sums<DType::bf16>(sums, columns.count, work.rounded); break;
+    case WireFormat::f16:
+      if (job.out.crosses) {
+        round_sums<DType::f16, Overflow::saturates>(sums, columns.count, work.rounded);
+      } else {
+        round_sums<DType::f16>(sums, columns.count, work.rounded);
+      }
+      break;
+    case WireFormat::fp8_e4m3fn:
+      return encode_columns<DType::f32, WireFormat::fp8_e4m3fn>(source, blocks);
+    case WireFormat::int8: return encode_columns<DType::f32, WireFormat::int8>(source, blocks);
+  }
+  const std::size_t size = element_bytes(job.out.format);
+  std::byte* const out = row.out + columns.begin * size;
+  copy_to_all({work.rounded, columns.count * size, 0}, {&out, 1},
+              detail::Lookahead(nullptr, 0, nullptr));
+}
+
 void sum_columns(const SumJob& job, const SumRow& row, const Columns& columns, Workspace& work) {
   Tree tree{{work.sums[0]}, {work.sums[1]}, {work.sums[2]}};
-  std::byte* out = row.out + columns.begin * element_bytes(job.out_dtype);
+  std::byte* out = row.out + columns.begin * element_bytes(job.out.format);
   const std::size_t end = std::size_t{row.first} + row.count;
   for (std::size_t first = row.first; first < end;) {
     const SumTerm& head = job.terms[first];
@@ -126,17 +146,17 @@ void sum_columns(const SumJob& job, const SumRow& row, const Columns& columns, W
     const Place place{level.values, out, line_offset(out) == 0};
     first += bunch.count;
     if (first == end && is_whole_row(level, tree)) {
-      choose_finish(head.dtype, starts, job.out_dtype)(streams, columns.count, place);
-      return;
+      if (const AddFunction finish = choose_finish(head.format, starts, job.out)) {
+        finish(streams, columns.count, place);
+        return;
+      }
     }
-    choose_add(head.dtype, starts)(streams, columns.count, place);
+    choose_add(head.format, starts)(streams, columns.count, place);
     const SumTerm& last = job.terms[first - 1];
     if (last.ends_rank && tree.rank.started) close_level(tree.rank, tree.node, columns.count);
     if (last.ends_node && tree.node.started) close_level(tree.node, tree.total, columns.count);
   }
-  round_chunk(job.out_dtype, tree.total.values, columns.count, work.rounded);
-  copy_to_all({work.rounded, columns.count * element_bytes(job.out_dtype), 0}, {&out, 1},
-              detail::Lookahead(nullptr, 0, nullptr));
+  write_sums(job, row, columns, tree.total.values, work);
 }
 
 void sum_all(const SumJob& job) {
@@ -144,7 +164,7 @@ void sum_all(const SumJob& job) {
   const std::size_t hidden = static_cast<std::size_t>(job.hidden);
   for (const SumRow& row : job.rows) {
     if (row.count == 0) {
-      std::memset(row.out, 0, hidden * element_bytes(job.out_dtype));
+      std::memset(row.out, 0, job.out.row_bytes(job.hidden));
       continue;
     }
     for (std::size_t begin = 0; begin < hidden; begin += kSumChunk) {
@@ -158,6 +178,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include "base/check.hpp"
+#include "kernels/check_blocks.hpp"
 #include "kernels/float_state.hpp"
 
 namespace ferry::kernels {
@@ -166,6 +187,7 @@ HWY_EXPORT(sum_all);
 
 void sum_rows(const SumJob& job) {
   FERRY_ASSERT(job.hidden >= 1, "sum_rows: hidden = {}; allowed: 1 or more", job.hidden);
+  detail::check_blocks("sum_rows", job.out.format, job.out.block_columns);
   for (const SumRow& row : job.rows) {
     if (row.count == 0) continue;
     const std::size_t end = std::size_t{row.first} + row.count;
@@ -173,6 +195,9 @@ void sum_rows(const SumJob& job) {
                  job.terms.size());
     FERRY_ASSERT(job.terms[end - 1].ends_rank && job.terms[end - 1].ends_node,
                  "sum_rows: term {} ends a row and must carry ends_rank and ends_node", end - 1);
+  }
+  for (const SumTerm& term : job.terms) {
+    detail::check_blocks("sum_rows", term.format, job.block_columns);
   }
   const detail::FloatState state;
   HWY_DYNAMIC_DISPATCH(sum_all)(job);

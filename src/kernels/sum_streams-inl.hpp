@@ -12,11 +12,13 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "hwy/highway.h"
+#include "kernels/blocks-inl.hpp"
 #include "kernels/lanes-inl.hpp"
 #include "kernels/lookahead.hpp"
 #include "kernels/row_kernels.hpp"
@@ -29,8 +31,11 @@ namespace ferry::kernels::HWY_NAMESPACE {
 inline constexpr std::size_t kMostTerms = 8;
 /// Vectors of each stream that are summed in registers at a time.
 inline constexpr std::size_t kVectors = 4;
+#if !HWY_HAVE_SCALABLE
+static_assert(kVectors * HWY_LANES(float) <= kFewestBlockColumns);  // one scale at a time
+#endif
 
-/// Terms of one dtype that follow each other into the same level of the tree.
+/// Terms of one format that follow each other into the same level of the tree.
 struct Bunch {
   std::size_t first = 0;  ///< index of its first term in the job
   std::size_t count = 0;
@@ -40,6 +45,8 @@ struct Bunch {
 struct Streams {
   const std::byte* at[kMostTerms];
   float weights[kMostTerms];
+  const std::byte* scales[kMostTerms];  ///< from the block of the first column on
+  unsigned block_shift = 0;             ///< of the columns that share a scale
   /// What to prefetch at byte offset o: near[k] + o below `split`, far[k] + o from there on.
   std::uintptr_t near[kMostTerms];
   std::uintptr_t far[kMostTerms];
@@ -51,25 +58,33 @@ struct Streams {
 /// the end of a row it goes on at the start of the term one bunch further on, which is mostly what
 /// is read next. A wrong guess costs no more than a prefetch.
 HWY_INLINE Streams open_streams(const SumJob& job, const Bunch& bunch, std::size_t begin) {
-  const std::size_t size = element_bytes(job.terms[bunch.first].dtype);
+  const WireFormat format = job.terms[bunch.first].format;
+  const std::size_t size = element_bytes(format);
   const std::size_t row_bytes = static_cast<std::size_t>(job.hidden) * size;
+  const std::size_t in_front = scale_bytes(format, job.hidden, job.block_columns);
   const std::size_t begin_bytes = begin * size;
   const std::size_t distance = detail::kAheadBytes / bunch.count;
   const bool long_rows = row_bytes >= distance;
   const std::size_t skipped = bunch.count * (long_rows ? 1 : distance / row_bytes);
   Streams streams = {};
   streams.count = bunch.count;
+  streams.block_shift = static_cast<unsigned>(std::countr_zero(job.block_columns));
   streams.split = row_bytes - std::min(row_bytes, distance + begin_bytes);
   for (std::size_t k = 0; k < bunch.count; ++k) {
     const SumTerm& term = job.terms[bunch.first + k];
-    streams.at[k] = term.row + begin_bytes;
+    streams.at[k] = term.row + in_front + begin_bytes;
+    // Columns of a quantised row are bytes.
+    if (in_front > 0) {
+      streams.scales[k] = term.row + (begin_bytes >> streams.block_shift) * sizeof(float);
+    }
     // Times 1 is exact, so rows that are added as they are need no code of their own.
     streams.weights[k] = term.weighted ? term.weight : 1.0F;
     const auto here = reinterpret_cast<std::uintptr_t>(streams.at[k]);
     streams.near[k] = here + distance;
     const std::size_t later = bunch.first + k + skipped;
     if (later < job.terms.size()) {
-      const auto there = reinterpret_cast<std::uintptr_t>(job.terms[later].row) + begin_bytes;
+      const auto there =
+          reinterpret_cast<std::uintptr_t>(job.terms[later].row) + in_front + begin_bytes;
       streams.far[k] = long_rows ? there + distance - row_bytes : there;
     } else {
       streams.far[k] = here;
@@ -78,10 +93,10 @@ HWY_INLINE Streams open_streams(const SumJob& job, const Bunch& bunch, std::size
   return streams;
 }
 
-/// How a bunch is added: elements of which dtype, to a sum that starts here or not.
-template <DType kFromType, bool kStarts>
+/// How a bunch is added: rows of which format, to a sum that starts here or not.
+template <WireFormat kFromType, bool kStarts>
 struct Addition {
-  static constexpr DType kFrom = kFromType;
+  static constexpr WireFormat kFrom = kFromType;
   static constexpr bool kFirst = kStarts;
 };
 
@@ -89,10 +104,11 @@ struct Addition {
 struct Keep {
   static constexpr bool kRounds = false;
 };
-template <DType kToType>
+template <DType kToType, Overflow kAbove = Overflow::infinite>
 struct RoundTo {
   static constexpr bool kRounds = true;
   static constexpr DType kTo = kToType;
+  static constexpr Overflow kOverflow = kAbove;
 };
 
 /// A run of columns in the sum and in the row of the result.
@@ -102,9 +118,30 @@ struct Place {
   bool whole_lines = false;  ///< `out` is the start of a cache line: streaming stores
 };
 
+/// What the elements of a stream are multiplied with.
+struct Factors {
+  FloatVec weight;
+  FloatVec scale;  ///< of quantised rows
+};
+
 template <class How>
-HWY_INLINE FloatVec load_term(const std::byte* at, FloatVec weight) {
-  return hn::Mul(weight, load_lanes<How::kFrom>(at));
+HWY_INLINE Factors factors_of(const Streams& streams, std::size_t k, std::size_t offset) {
+  const FloatVec weight = hn::Set(FloatTag(), streams.weights[k]);
+  if constexpr (is_quantised(How::kFrom)) {
+    const std::size_t block = offset >> streams.block_shift;
+    const float scale = load_scale<How::kFrom>(streams.scales[k] + block * sizeof(float));
+    return {weight, hn::Set(FloatTag(), scale)};
+  }
+  return {weight, weight};
+}
+
+template <class How>
+HWY_INLINE FloatVec load_term(const std::byte* at, const Factors& factors) {
+  if constexpr (is_quantised(How::kFrom)) {
+    return hn::Mul(factors.weight, hn::Mul(factors.scale, load_codes<How::kFrom>(at)));
+  } else {
+    return hn::Mul(factors.weight, load_lanes<dtype_of(How::kFrom)>(at));
+  }
 }
 
 /// Adds kVectors vectors of every stream, at byte offset `offset`, in the order of the streams.
@@ -114,11 +151,11 @@ HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Plac
   const std::size_t lanes = hn::Lanes(df);
   const std::size_t step = lanes * element_bytes(How::kFrom);
   const std::byte* at = streams.at[0] + offset;
-  FloatVec weight = hn::Set(df, streams.weights[0]);
-  FloatVec a = load_term<How>(at, weight);
-  FloatVec b = load_term<How>(at + step, weight);
-  FloatVec c = load_term<How>(at + 2 * step, weight);
-  FloatVec d = load_term<How>(at + 3 * step, weight);
+  Factors factors = factors_of<How>(streams, 0, offset);
+  FloatVec a = load_term<How>(at, factors);
+  FloatVec b = load_term<How>(at + step, factors);
+  FloatVec c = load_term<How>(at + 2 * step, factors);
+  FloatVec d = load_term<How>(at + 3 * step, factors);
   if constexpr (!How::kFirst) {
     a = hn::Add(hn::Load(df, place.sum), a);
     b = hn::Add(hn::Load(df, place.sum + lanes), b);
@@ -127,16 +164,16 @@ HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Plac
   }
   for (std::size_t k = 1; k < streams.count; ++k) {
     at = streams.at[k] + offset;
-    weight = hn::Set(df, streams.weights[k]);
-    a = hn::Add(a, load_term<How>(at, weight));
-    b = hn::Add(b, load_term<How>(at + step, weight));
-    c = hn::Add(c, load_term<How>(at + 2 * step, weight));
-    d = hn::Add(d, load_term<How>(at + 3 * step, weight));
+    factors = factors_of<How>(streams, k, offset);
+    a = hn::Add(a, load_term<How>(at, factors));
+    b = hn::Add(b, load_term<How>(at + step, factors));
+    c = hn::Add(c, load_term<How>(at + 2 * step, factors));
+    d = hn::Add(d, load_term<How>(at + 3 * step, factors));
   }
   if constexpr (Result::kRounds) {
     std::byte* const second = place.out + 2 * lanes * element_bytes(Result::kTo);
-    put_pair<Result::kTo>(a, b, {place.out, place.whole_lines});
-    put_pair<Result::kTo>(c, d, {second, place.whole_lines});
+    put_pair<Result::kTo, Nan::possible, Result::kOverflow>(a, b, {place.out, place.whole_lines});
+    put_pair<Result::kTo, Nan::possible, Result::kOverflow>(c, d, {second, place.whole_lines});
   } else {
     hn::Store(a, df, place.sum);
     hn::Store(b, df, place.sum + lanes);
@@ -168,6 +205,9 @@ void add_last_columns(const Streams& streams, std::size_t done, std::size_t colu
   for (std::size_t k = 0; k < streams.count; ++k) {
     std::memcpy(rows[k], streams.at[k] + done * size, columns * size);
     padded.at[k] = rows[k];
+    if constexpr (is_quantised(How::kFrom)) {
+      padded.scales[k] = streams.scales[k] + (done >> streams.block_shift) * sizeof(float);
+    }
   }
   std::byte* final_out = place.out;
   place.out = out;
@@ -199,31 +239,40 @@ using AddFunction = void (*)(const Streams&, std::size_t, const Place&);
 
 template <class Result>
 struct ChooseAdd {
-  template <DType kFrom>
+  template <WireFormat kFrom>
   static AddFunction from(bool first) {
     return first ? add_streams<Addition<kFrom, true>, Result>
                  : add_streams<Addition<kFrom, false>, Result>;
   }
 
-  static AddFunction of(DType dtype, bool first) {
-    switch (dtype) {
-      case DType::f32: return from<DType::f32>(first);
-      case DType::bf16: return from<DType::bf16>(first);
-      case DType::f16: return from<DType::f16>(first);
+  static AddFunction of(WireFormat format, bool first) {
+    switch (format) {
+      case WireFormat::f32: return from<WireFormat::f32>(first);
+      case WireFormat::bf16: return from<WireFormat::bf16>(first);
+      case WireFormat::f16: return from<WireFormat::f16>(first);
+      case WireFormat::fp8_e4m3fn: return from<WireFormat::fp8_e4m3fn>(first);
+      case WireFormat::int8: return from<WireFormat::int8>(first);
     }
     return nullptr;
   }
 };
 
-/// What adds a bunch of `dtype` to a sum. Requires a sum that is started, unless `first`.
-inline AddFunction choose_add(DType dtype, bool first) { return ChooseAdd<Keep>::of(dtype, first); }
+/// What adds a bunch of rows to a sum. Requires a sum that is started, unless `first`.
+inline AddFunction choose_add(WireFormat format, bool first) {
+  return ChooseAdd<Keep>::of(format, first);
+}
 
-/// The same for the last bunch of a row, which rounds the sum to `to` and writes it.
-inline AddFunction choose_finish(DType dtype, bool first, DType to) {
-  switch (to) {
-    case DType::f32: return ChooseAdd<RoundTo<DType::f32>>::of(dtype, first);
-    case DType::bf16: return ChooseAdd<RoundTo<DType::bf16>>::of(dtype, first);
-    case DType::f16: return ChooseAdd<RoundTo<DType::f16>>::of(dtype, first);
+/// The same for the last bunch of a row, which rounds the sum to `to` and writes it; null where a
+/// whole block must be known first.
+inline AddFunction choose_finish(WireFormat format, bool first, const RowFormat& to) {
+  switch (to.format) {
+    case WireFormat::f32: return ChooseAdd<RoundTo<DType::f32>>::of(format, first);
+    case WireFormat::bf16: return ChooseAdd<RoundTo<DType::bf16>>::of(format, first);
+    case WireFormat::f16:
+      return to.crosses ? ChooseAdd<RoundTo<DType::f16, Overflow::saturates>>::of(format, first)
+                        : ChooseAdd<RoundTo<DType::f16>>::of(format, first);
+    case WireFormat::fp8_e4m3fn: return nullptr;
+    case WireFormat::int8: return nullptr;
   }
   return nullptr;
 }

@@ -88,6 +88,7 @@ RankTraffic traffic(const RankPlan& plan, const Topology& topology,
   for (const LanePair& pair : plan.landing) {
     total.rows_back += pair.back().num_items();
     total.bytes_back += lane_bytes(pair.back(), framings.back);
+    total.bytes_grad_back += lane_bytes(pair.back(), framings.grad_back);
     total.bytes_values += lane_bytes(pair.values, framings.values);
   }
   const std::vector<int>& ranks = topology.ranks_of(topology.node_of(plan.rank));

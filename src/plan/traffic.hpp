@@ -57,15 +57,17 @@ struct RankTraffic {
   std::uint64_t bytes_out = 0;
   std::uint64_t bytes_back = 0;
   std::uint64_t bytes_grad_out = 0;  ///< of gradients, over the lanes of the way back
+  std::uint64_t bytes_grad_back = 0;
   std::uint64_t bytes_values = 0;    ///< of gradients of weights
   /// Pushed at dispatch to ranks of this node on another socket.
   std::uint64_t inter_socket_rows = 0;
 };
-/// How rows go out and back, how gradients go out, and numbers back.
+/// How rows go out and back, how gradients do, and numbers back.
 struct TrafficFramings {
   Framing out;
   Framing back;
   Framing grad_out{};
+  Framing grad_back{};
   Framing values{};
 };
 RankTraffic traffic(const RankPlan& plan, const Topology& topology,

@@ -168,6 +168,9 @@ void encode(const MetadataHeader& header, std::span<std::byte, kMetadataHeaderBy
   to.put(std::uint8_t{0});
   to.put(options.row_alignment);
   to.put(options.extra_bytes);
+  to.put_enum(options.wire_combine_backward);
+  to.put_enum(options.wire_dispatch_backward);
+  to.put(options.wire_block_columns);
   to.seal();
 }
 
@@ -195,13 +198,16 @@ std::optional<std::string> decode(Bytes bytes, MetadataHeader& out) {
   options.fragment_bytes = from.take<std::uint32_t>();
   options.range_tokens = from.take<std::uint32_t>();
   options.dtype = from.take_enum("dtype", DType::f16);
-  options.wire_dispatch = from.take_enum("wire_dispatch", DType::f16);
-  options.wire_combine = from.take_enum("wire_combine", DType::f16);
+  options.wire_dispatch = from.take_enum("wire_dispatch", WireFormat::int8);
+  options.wire_combine = from.take_enum("wire_combine", WireFormat::int8);
   options.strategy = from.take_enum("strategy", Strategy::node_dedup);
   options.weights = from.take_enum("weights", WeightMode::none);
   from.require_zero("reserved", from.take<std::uint8_t>());
   options.row_alignment = from.take<std::uint16_t>();
   options.extra_bytes = from.take<std::uint32_t>();
+  options.wire_combine_backward = from.take_enum("wire_combine_backward", WireFormat::int8);
+  options.wire_dispatch_backward = from.take_enum("wire_dispatch_backward", WireFormat::int8);
+  options.wire_block_columns = from.take<std::uint16_t>();
   if (auto error = from.finish()) return error;
   out = header;
   return std::nullopt;

@@ -15,6 +15,7 @@
 #include "ferry/dtype.hpp"
 #include "ferry/error.hpp"
 #include "ferry/options.hpp"
+#include "ferry/wire_format.hpp"
 
 namespace ferry::wire {
 
@@ -96,8 +97,11 @@ struct SharedOptions {
   std::uint32_t range_tokens = 0;
   std::uint16_t ranges_in_flight = 0;
   DType dtype = DType::f32;
-  DType wire_dispatch = DType::f32;
-  DType wire_combine = DType::f32;
+  WireFormat wire_dispatch = WireFormat::f32;
+  WireFormat wire_combine = WireFormat::f32;
+  WireFormat wire_combine_backward = WireFormat::f32;
+  WireFormat wire_dispatch_backward = WireFormat::f32;
+  std::uint16_t wire_block_columns = kDefaultBlockColumns;
   Strategy strategy = Strategy::flat;
   bool checksum_payload = true;
   Layout layout = Layout::expert_major;
@@ -122,7 +126,7 @@ struct MetadataHeader {
   std::uint32_t body_crc = 0;    ///< CRC32C
   bool operator==(const MetadataHeader&) const = default;
 };
-inline constexpr std::size_t kMetadataHeaderBytes = 128;
+inline constexpr std::size_t kMetadataHeaderBytes = 132;
 
 struct GrantMessage {
   std::uint32_t generation = 0;

@@ -46,6 +46,9 @@ std::optional<std::string> find_difference(const SharedOptions& a, int rank_a,
   compare("row_sources", a.row_sources, b.row_sources, number);
   compare("wire_dispatch", a.wire_dispatch, b.wire_dispatch, name_of);
   compare("wire_combine", a.wire_combine, b.wire_combine, name_of);
+  compare("wire_combine_backward", a.wire_combine_backward, b.wire_combine_backward, name_of);
+  compare("wire_dispatch_backward", a.wire_dispatch_backward, b.wire_dispatch_backward, name_of);
+  compare("wire_block_columns", a.wire_block_columns, b.wire_block_columns, number);
   compare("fragment_bytes", a.fragment_bytes, b.fragment_bytes, number);
   compare("range_tokens", a.range_tokens, b.range_tokens, number);
   compare("ranges_in_flight", a.ranges_in_flight, b.ranges_in_flight, number);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "conformance/scenario.hpp"
+#include "support/wire_numbers.hpp"
 
 namespace ferry::conformance {
 namespace {
@@ -83,8 +84,8 @@ TEST_P(Bits, WithF32WiresNothingElseMatters) {
 TEST_P(Bits, EveryPairOfWiresIsTheOracles) {
   for (const Strategy strategy : kStrategies) {
     for (const DType dtype : kDTypes) {
-      for (const DType wire_dispatch : kDTypes) {
-        for (const DType wire_combine : kDTypes) {
+      for (const WireFormat wire_dispatch : support::kWireFormats) {
+        for (const WireFormat wire_combine : support::kWireFormats) {
           SCOPED_TRACE(fmt::format("{} {}, wire {} out, {} back", to_string(strategy),
                                    to_string(dtype), to_string(wire_dispatch),
                                    to_string(wire_combine)));
@@ -101,14 +102,15 @@ TEST_P(Bits, EveryPairOfWiresIsTheOracles) {
 
 TEST_P(Bits, UnsetWiresAreTheDtype) {
   for (const DType dtype : kDTypes) {
-    const Layer shared = layer({.wire_dispatch = dtype, .wire_combine = dtype}, dtype);
+    const Layer shared = layer(
+        {.wire_dispatch = wire_format_of(dtype), .wire_combine = wire_format_of(dtype)}, dtype);
     ProgramOptions options;
     options.topology = topology();
     const ProgramResult result = support::run_program(options, [&](RankContext& context) -> Task {
       Exchange exchange(context.transport(), shared.group().placement,
                         {shared.group().hidden, dtype}, {});
-      support::require(exchange.options().wire_dispatch == dtype &&
-                           exchange.options().wire_combine == dtype,
+      support::require(exchange.options().wire_dispatch == wire_format_of(dtype) &&
+                           exchange.options().wire_combine == wire_format_of(dtype),
                        "options() does not show the wires that are used");
       support::require(
           exchange.options().fragment_bytes > 0 && exchange.options().range_tokens > 0,

@@ -198,7 +198,8 @@ TEST_P(Calls, TwoExchangesShareATransport) {
   const Layer narrow = layer(4);
   Group wide_group = narrow.group();
   wide_group.hidden = 70;
-  wide_group.dtype = wide_group.wire_dispatch = wide_group.wire_combine = DType::f32;
+  wide_group.dtype = DType::f32;
+  wide_group.wire_dispatch = wide_group.wire_combine = WireFormat::f32;
   const RoutingSpec spec{.num_experts = wide_group.placement.num_experts(), .num_topk = 2};
   const Layer wide(wide_group, make_all_routing(spec, ragged(6), 5));
   run([&](RankContext& context) -> Task {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "conformance/scenario.hpp"
+#include "support/wire_numbers.hpp"
 
 namespace ferry::conformance {
 namespace {
@@ -84,8 +85,8 @@ TEST_P(LayoutBits, WithF32WiresNothingElseMatters) {
 TEST_P(LayoutBits, EveryPairOfWiresIsTheOracles) {
   for (const Strategy strategy : strategies()) {
     for (const DType dtype : kDTypes) {
-      for (const DType wire_dispatch : kDTypes) {
-        for (const DType wire_combine : kDTypes) {
+      for (const WireFormat wire_dispatch : support::kWireFormats) {
+        for (const WireFormat wire_combine : support::kWireFormats) {
           SCOPED_TRACE(fmt::format("{} {}, wire {} out, {} back", to_string(strategy),
                                    to_string(dtype), to_string(wire_dispatch),
                                    to_string(wire_combine)));

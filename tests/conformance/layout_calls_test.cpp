@@ -161,8 +161,8 @@ class ManyExchanges : public Conformance {
                        .hidden = kind.hidden,
                        .dtype = kind.dtype,
                        .strategy = kind.strategy,
-                       .wire_dispatch = kind.dtype,
-                       .wire_combine = kind.dtype};
+                       .wire_dispatch = wire_format_of(kind.dtype),
+                       .wire_combine = wire_format_of(kind.dtype)};
       result.emplace_back(with_mode(base, kind.mode),
                           make_all_routing(spec, ragged(4 + number), 31));
     }

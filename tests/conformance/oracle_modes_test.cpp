@@ -94,7 +94,7 @@ TEST(OracleModes, WhatCrossesIsRoundedOnce) {
   const std::vector<float> y{1.001F, 0, 0, 1.003F, 1.0041F, 1.0052F};
   const Token token{{0, 3, 4, 5}, {1, 1, 1, 1}, 0};
   Group group = group_of(Layout::token_major, WeightMode::none);
-  group.wire_combine = DType::bf16;
+  group.wire_combine = WireFormat::bf16;
   const float rank_2 = y[3] + y[4];
   group.strategy = Strategy::rank_dedup;
   EXPECT_EQ(out_of(group, y, token), y[0] + (rounded(rank_2) + rounded(y[5])));

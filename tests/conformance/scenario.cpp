@@ -46,6 +46,9 @@ ExchangeOptions options_of(const Group& group) {
   options.row_sources = group.row_sources;
   options.wire_dispatch = group.wire_dispatch;
   options.wire_combine = group.wire_combine;
+  options.wire_combine_backward = group.wire_combine_backward;
+  options.wire_dispatch_backward = group.wire_dispatch_backward;
+  options.wire_block_columns = static_cast<int>(group.wire_block_columns);
   options.fragment_bytes = 400;
   options.range_tokens = 4;
   return options;
@@ -261,9 +264,10 @@ int Conformance::num_ranks() const { return GetParam().topology.topology().num_r
 
 Group Conformance::group(int num_experts, std::int64_t hidden) const {
   const Point& point = GetParam();
-  return with_mode({point.topology.topology(), Placement::contiguous(num_experts, num_ranks()),
-                    hidden, point.dtype, point.strategy, point.dtype, point.dtype},
-                   point.mode);
+  return with_mode(
+      {point.topology.topology(), Placement::contiguous(num_experts, num_ranks()), hidden,
+       point.dtype, point.strategy, wire_format_of(point.dtype), wire_format_of(point.dtype)},
+      point.mode);
 }
 
 std::vector<std::int64_t> Conformance::ragged(std::int64_t base) const {

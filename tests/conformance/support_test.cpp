@@ -106,7 +106,7 @@ TEST(Oracle, RemoteRanksComeBeforeSlots) {
 TEST(Oracle, RoundsWhatCrossesOnceAndNothingElse) {
   Group group{.topology = Topology::from_sizes({1, 2}),
               .placement = Placement::from_map({0, 1, 2, 2}), .hidden = 1};
-  group.wire_combine = DType::bf16;
+  group.wire_combine = WireFormat::bf16;
   const std::vector<float> fine{1.001F, 1.002F, 1.003F, 1.0041F};
   const std::vector<std::int32_t> ids{0, 1, 2, 3};
   const std::vector<float> w{0.3F, 0.7F, 0.9F, 1.1F};
@@ -126,7 +126,7 @@ TEST(Oracle, RoundsWhatCrossesOnceAndNothingElse) {
   group.strategy = Strategy::flat;
   EXPECT_EQ(out_of(group, fine, routing, 0),
             home + (w[1] * rounded(fine[1]) + (w[2] * rounded(fine[2]) + w[3] * rounded(fine[3]))));
-  group.wire_combine = DType::f32;
+  group.wire_combine = WireFormat::f32;
   group.dtype = DType::bf16;
   EXPECT_EQ(out_of(group, fine, routing, 0), rounded(home + (rank_1 + rank_2)));
 }
@@ -145,7 +145,7 @@ TEST(Oracle, RepeatedExpertsAreOneTermWithTheSumOfTheirWeights) {
 TEST(Oracle, RowsAreOrderedAndRoundedOnTheWay) {
   Group group{.topology = Topology::uniform(2, 1), .placement = Placement::from_map({1, 0, 1}),
               .hidden = 1};
-  group.wire_dispatch = DType::bf16;
+  group.wire_dispatch = WireFormat::bf16;
   const std::vector<std::int32_t> ids_0{2, 0, 1, 2};
   const std::vector<std::int32_t> ids_1{-1, 0};
   Model model = constant_model({1, 1, 1});

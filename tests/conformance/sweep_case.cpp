@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "support/wire_numbers.hpp"
+
 namespace ferry::conformance {
 namespace {
 
@@ -68,8 +70,11 @@ Group draw_group(Draw& draw) {
   group.dtype = draw.of(dtypes);
   group.strategy = draw.of(std::vector<Strategy>{Strategy::flat, Strategy::rank_dedup,
                                                  Strategy::node_gather, Strategy::node_dedup});
-  group.wire_dispatch = draw.one_in(3) ? draw.of(dtypes) : group.dtype;
-  group.wire_combine = draw.one_in(3) ? draw.of(dtypes) : group.dtype;
+  const std::vector<WireFormat> wires(std::begin(support::kWireFormats),
+                                      std::end(support::kWireFormats));
+  const WireFormat plain = wire_format_of(group.dtype);
+  group.wire_dispatch = draw.one_in(3) ? draw.of(wires) : plain;
+  group.wire_combine = draw.one_in(3) ? draw.of(wires) : plain;
   return with_mode(group, draw_mode(draw, group.strategy));
 }
 

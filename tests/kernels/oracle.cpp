@@ -144,7 +144,7 @@ float sum_column(std::span<const kernels::SumTerm> terms, std::size_t column) {
   std::optional<float> node;
   std::optional<float> rank;
   for (const kernels::SumTerm& term : terms) {
-    float value = value_of(term.dtype, term.row + column * element_bytes(term.dtype));
+    float value = value_of(dtype_of(term.format), term.row + column * element_bytes(term.format));
     if (term.weighted) {
       const volatile float product = term.weight * value;  // rounded: no fused multiply-add
       value = product;

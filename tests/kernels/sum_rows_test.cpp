@@ -60,13 +60,14 @@ class RandomSums {
     for (std::uint32_t i = 0; i < count; ++i) {
       const std::uint64_t bits = random_();
       SumTerm term;
-      term.dtype = testing::kDTypes[bits % 3];
+      const DType dtype = testing::kDTypes[bits % 3];
+      term.format = wire_format_of(dtype);
       term.weighted = (bits >> 8 & 3) != 0;
       term.weight = static_cast<float>(bits >> 40) * 0x1p-24F - 0.25F;
       term.ends_node = i + 1 == count || (bits >> 16 & 7) < 2;
       term.ends_rank = term.ends_node || (bits >> 20 & 7) < 3;
-      memory_.emplace_back(shape_.hidden * element_bytes(term.dtype) + 1);
-      testing::fill_row(term.dtype, bits, shape_.hidden, memory_.back().data() + 1);
+      memory_.emplace_back(shape_.hidden * element_bytes(dtype) + 1);
+      testing::fill_row(dtype, bits, shape_.hidden, memory_.back().data() + 1);
       term.row = memory_.back().data() + 1;  // odd address
       terms_.push_back(term);
     }
@@ -114,8 +115,9 @@ TEST(SumRows, StaysInsideItsRows) {
         testing::GuardedMemory result(row_bytes);
         testing::fill_row(dtype, 1, hidden, one.last(row_bytes));
         testing::fill_row(dtype, 2, hidden, two.begin());
-        const SumTerm terms[] = {{one.last(row_bytes), 0.5F, dtype, true, false, false},
-                                 {two.begin(), 0.25F, dtype, true, true, true}};
+        const WireFormat format = wire_format_of(dtype);
+        const SumTerm terms[] = {{one.last(row_bytes), 0.5F, format, true, false, false},
+                                 {two.begin(), 0.25F, format, true, true, true}};
         const SumRow rows[] = {{result.last(row_bytes), 0, 2}};
         sum_rows({dtype, static_cast<std::int64_t>(hidden), rows, terms});
         for (std::size_t c = 0; c < hidden; ++c) {

@@ -29,8 +29,8 @@ struct Term {
 std::vector<float> sum_of(const std::vector<Term>& rows) {
   std::vector<SumTerm> terms;
   for (const Term& term : rows) {
-    terms.push_back({reinterpret_cast<const std::byte*>(term.row.data()), term.weight, DType::f32,
-                     term.weighted, false, false});
+    terms.push_back({reinterpret_cast<const std::byte*>(term.row.data()), term.weight,
+                     WireFormat::f32, term.weighted, false, false});
   }
   terms.back().ends_rank = terms.back().ends_node = true;
   std::vector<float> out(rows.front().row.size(), 77.0F);
@@ -138,8 +138,8 @@ TEST(SumState, TheStateOfTheCallerDoesNotMatterAndComesBack) {
 TEST(SumState, ATreeThatDoesNotEndIsRefused) {
   const float value = 1.0F;
   float out = 0.0F;
-  const SumTerm term{reinterpret_cast<const std::byte*>(&value), 1.0F, DType::f32, true, true,
-                     false};
+  const SumTerm term{
+      reinterpret_cast<const std::byte*>(&value), 1.0F, WireFormat::f32, true, true, false};
   const SumRow row{reinterpret_cast<std::byte*>(&out), 0, 1};
   EXPECT_ANY_THROW(sum_rows({DType::f32, 1, {&row, 1}, {&term, 1}}));
 }

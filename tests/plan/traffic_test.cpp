@@ -70,12 +70,14 @@ TEST(Traffic, counts_what_the_rank_itself_sends) {
               {.out = {.row_bytes = 10, .header_bytes = 1},
                .back = {.row_bytes = 20, .header_bytes = 1, .rows_per_fragment = 8},
                .grad_out = {.row_bytes = 11, .header_bytes = 1, .rows_per_fragment = 2},
+               .grad_back = {.row_bytes = 30, .header_bytes = 1, .rows_per_fragment = 1},
                .values = {.row_bytes = 4, .header_bytes = 1, .rows_per_fragment = 4}});
   EXPECT_EQ(total.rows_out, 3U);
   EXPECT_EQ(total.bytes_out, 33U);
   EXPECT_EQ(total.rows_back, 2U);
   EXPECT_EQ(total.bytes_back, 41U);
   EXPECT_EQ(total.bytes_grad_out, 35U);
+  EXPECT_EQ(total.bytes_grad_back, 62U);
   EXPECT_EQ(total.bytes_values, 22U);
   EXPECT_EQ(total.inter_socket_rows, 7U);
 }

@@ -57,6 +57,29 @@ def test_strategies_and_dtypes(strategy, dtype):
                   args=(dtype, {"strategy": strategy, "wire_combine": "f32"}))
 
 
+def test_quantised_wires():
+    """Every row crosses twice; errors stay within the bounds of docs/wire-formats.md."""
+    def layer(group):
+        hidden, block = 300, 64
+        exchange = ferry.Exchange(group, ferry.Placement.contiguous(4, 4), hidden, "f32",
+                                  wire_dispatch="fp8_e4m3fn", wire_combine="int8",
+                                  wire_dispatch_backward="int8", wire_block_columns=block)
+        assert exchange.options["wire_dispatch"] == "fp8_e4m3fn"
+        assert exchange.options["wire_combine_backward"] == "f32"
+        assert exchange.options["wire_dispatch_backward"] == "int8"
+        assert exchange.options["wire_block_columns"] == block
+        x = np.random.default_rng(group.rank).normal(size=(9, hidden)).astype(np.float32)
+        plan = exchange.plan(np.full((9, 1), (group.rank + 2) % 4), np.ones((9, 1), np.float32))
+        out = exchange.combine(plan, exchange.dispatch(plan, x)).numpy()
+        for begin in range(0, hidden, block):
+            before, after = x[:, begin:begin + block], out[:, begin:begin + block]
+            step = np.abs(before).max(axis=1, keepdims=True) / 254 * 1.07
+            assert (np.abs(after - before) <= np.abs(before) / 16 + step).all()
+        assert (out != x).any()
+
+    ferry.run(layer, nodes=2, ranks_per_node=2)
+
+
 def test_unequal_nodes_and_int32_ids():
     ferry.run(check_expert_major, topology=ferry.Topology.from_sizes([1, 3]),
               args=("f32", {"fragment_bytes": 512, "range_tokens": 2}, np.int32))

@@ -363,7 +363,8 @@ def test_foreign_plans_and_wrong_options():
             other.dispatch(plan, np.zeros((1, 4), np.float32))
         for words, options in (("strategy", {"strategy": "fastest"}), ("layout", {"layout": "x"}),
                                ("weights", {"weights": 3}), ("no option", {"colour": 1}),
-                               ("wire_combine", {"wire_combine": "fp8"}),
+                               ("wire_combine", {"wire_combine": "fp4"}),
+                               ("wire_block_columns", {"wire_block_columns": 96}),
                                ("row_alignment", {"row_alignment": "two"}),
                                ("row_alignment", {"row_alignment": 0})):
             with pytest.raises(ferry.InvalidArgumentError, match=words):

@@ -3,6 +3,7 @@
 #include "support/backward_reference.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "support/numbers.hpp"
@@ -19,10 +20,34 @@ std::vector<Routing> routing_of(const Reference& forward) {
   return routing;
 }
 
+// The dtype's own format.
+WireFormat plain(const Group& group) {
+  switch (group.dtype) {
+    case DType::f32: return WireFormat::f32;
+    case DType::bf16: return WireFormat::bf16;
+    case DType::f16: return WireFormat::f16;
+  }
+  return WireFormat::f32;
+}
+
+// The format of gradients: as asked for, else as forward, but never quantised by itself.
+WireFormat of_gradients(const Group& group, std::optional<WireFormat> asked, WireFormat forward) {
+  if (asked) return *asked;
+  const bool quantised = forward == WireFormat::fp8_e4m3fn || forward == WireFormat::int8;
+  return quantised ? plain(group) : forward;
+}
+
+// Gradients that go out to the experts.
+Group outgoing(Group group) {
+  group.wire_dispatch = of_gradients(group, group.wire_combine_backward, group.wire_dispatch);
+  return group;
+}
+
 // Rows that come home from experts, unweighted; they have not crossed on the way out.
 Group unweighted(Group group) {
   group.weights = WeightMode::none;
-  group.wire_dispatch = group.dtype;
+  group.wire_combine = of_gradients(group, group.wire_dispatch_backward, group.wire_combine);
+  group.wire_dispatch = plain(group);
   return group;
 }
 
@@ -44,16 +69,18 @@ float dot(std::span<const float> a, std::span<const float> b) {
 BackwardReference::BackwardReference(Reference forward, std::uint64_t seed)
     : forward_(std::move(forward)),
       seed_(seed),
-      grad_out_(forward_.group(), hashed_model(seed, forward_.group().dtype), routing_of(forward_)),
+      grad_out_(outgoing(forward_.group()), hashed_model(seed, forward_.group().dtype),
+                routing_of(forward_)),
       grad_rows_(unweighted(forward_.group()), hashed_model(seed + 1, forward_.group().dtype),
                  routing_of(forward_)) {}
 
 void BackwardReference::grad_y(int rank, const RowOrigin& origin, std::span<float> values) const {
-  grad_out_.row(rank, origin, values);
-  if (forward_.group().weights != WeightMode::at_combine || origin.is_alignment()) return;
-  for (const Term& term : forward_.terms(origin.source, origin.token, rank)) {
-    if (term.expert != origin.expert) continue;
-    for (float& value : values) value *= term.weight;
+  grad_out_.arrived(rank, origin, values);
+  if (forward_.group().weights == WeightMode::at_combine && !origin.is_alignment()) {
+    for (const Term& term : forward_.terms(origin.source, origin.token, rank)) {
+      if (term.expert != origin.expert) continue;
+      for (float& value : values) value *= term.weight;
+    }
   }
   round_values(forward_.group().dtype, values);
 }
@@ -67,7 +94,7 @@ float BackwardReference::grad_weight(int home, std::int64_t token, int slot) con
   const int rank = forward_.group().placement.rank_of(expert);
   std::vector<float> gradient(static_cast<std::size_t>(forward_.group().hidden));
   std::vector<float> y(gradient.size());
-  grad_out_.row(rank, {expert, home, token}, gradient);
+  grad_out_.arrived(rank, {expert, home, token}, gradient);
   forward_.output(rank, {expert, home, token}, y);
   return dot(gradient, y);
 }

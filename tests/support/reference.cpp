@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "support/numbers.hpp"
+#include "support/wire_numbers.hpp"
 
 namespace ferry::support {
 namespace {
@@ -77,14 +78,22 @@ std::vector<RowOrigin> Reference::rows_of(int rank) const {
   return rows;
 }
 
-void Reference::row(int rank, const RowOrigin& origin, std::span<float> values) const {
+void Reference::arrived(int rank, const RowOrigin& origin, std::span<float> values) const {
   std::fill(values.begin(), values.end(), 0.0F);
   if (origin.is_alignment()) return;
   model_.token(origin.source, origin.token, values);
   if (crosses(origin.source, rank)) {
-    round_values(group_.wire_dispatch, values);
-    round_values(group_.dtype, values);
+    cross(group_.wire_dispatch, group_.wire_block_columns, values);
   }
+}
+
+void Reference::row(int rank, const RowOrigin& origin, std::span<float> values) const {
+  arrived(rank, origin, values);
+  round_values(group_.dtype, values);
+}
+
+void Reference::cross_home(std::span<float> values) const {
+  cross(group_.wire_combine, group_.wire_block_columns, values);
 }
 
 void Reference::extra(const RowOrigin& origin, std::span<std::byte> bytes) const {
@@ -129,7 +138,7 @@ void Reference::output(int rank, const RowOrigin& origin, std::span<float> value
 Reference::Values Reference::term_at_home(const Term& term, int home, std::int64_t token) const {
   Values y = row_output(std::span(&term, 1), home, token);
   const bool flat = group_.strategy == Strategy::flat;
-  if (flat && crosses(home, holder(term.expert))) round_values(group_.wire_combine, y);
+  if (flat && crosses(home, holder(term.expert))) cross_home(y);
   if (group_.weights == WeightMode::at_combine) scale(y, term.weight);
   return y;
 }
@@ -144,7 +153,7 @@ std::optional<Reference::Values> Reference::sum_of_rank(int rank, int home,
     for (const Term& term : named) add(sum, term_at_home(term, home, token));
   }
   const bool partial_crosses = crosses(home, rank) && group_.strategy == Strategy::rank_dedup;
-  if (sum && partial_crosses) round_values(group_.wire_combine, *sum);
+  if (sum && partial_crosses) cross_home(*sum);
   return sum;
 }
 
@@ -161,7 +170,7 @@ std::optional<Reference::Values> Reference::sum_of_node(int node, int home,
   for (const int rank : group_.topology.ranks_of(node)) add(sum, sum_of_rank(rank, home, token));
   const bool one_partial =
       group_.strategy == Strategy::node_gather || group_.strategy == Strategy::node_dedup;
-  if (sum && !is_home && one_partial) round_values(group_.wire_combine, *sum);
+  if (sum && !is_home && one_partial) cross_home(*sum);
   return sum;
 }
 

@@ -15,6 +15,7 @@
 #include "ferry/placement.hpp"
 #include "ferry/routing.hpp"
 #include "ferry/topology.hpp"
+#include "ferry/wire_format.hpp"
 
 namespace ferry::support {
 
@@ -25,13 +26,17 @@ struct Group {
   std::int64_t hidden = 0;
   DType dtype = DType::f32;
   Strategy strategy = Strategy::node_dedup;
-  DType wire_dispatch = DType::f32;  ///< written out here: the oracle knows no default
-  DType wire_combine = DType::f32;
+  WireFormat wire_dispatch = WireFormat::f32;  ///< written out here: the oracle knows no default
+  WireFormat wire_combine = WireFormat::f32;
   Layout layout = Layout::expert_major;
   WeightMode weights = WeightMode::at_combine;
   std::int64_t row_alignment = 1;
   std::int64_t extra_bytes = 0;
   bool row_sources = false;  ///< asked for; some modes have them anyway
+  std::int64_t wire_block_columns = 128;
+  /// Unset: as on the way forward, or the dtype where that is quantised.
+  std::optional<WireFormat> wire_combine_backward{};
+  std::optional<WireFormat> wire_dispatch_backward{};
 };
 
 /// The numbers: what a rank's tokens hold, and what an expert makes of a row. `values` have
@@ -72,7 +77,10 @@ class Reference {
   /// The rows of a rank's window. expert_major: by expert, then source rank, then token, with
   /// alignment rows after the rows of each expert. token_major: by source rank, then token.
   std::vector<RowOrigin> rows_of(int rank) const;
-  /// Values of one of those rows as they arrive; 0 in an alignment row.
+  /// Values of one of those rows as they have come, before they are rounded to the dtype; 0 in an
+  /// alignment row.
+  void arrived(int rank, const RowOrigin& origin, std::span<float> values) const;
+  /// Values of one of those rows as they stand in the window; 0 in an alignment row.
   void row(int rank, const RowOrigin& origin, std::span<float> values) const;
   /// What the caller hands to combine for one of those rows; 0 for an alignment row.
   void output(int rank, const RowOrigin& origin, std::span<float> values) const;
@@ -86,6 +94,7 @@ class Reference {
  private:
   using Values = std::vector<float>;
 
+  void cross_home(std::span<float> values) const;
   bool crosses(int home, int rank) const { return !group_.topology.same_node(home, rank); }
   Values expert_output(const Term& term, int home, std::int64_t token) const;
   Values term_at_home(const Term& term, int home, std::int64_t token) const;

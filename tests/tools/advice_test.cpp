@@ -83,7 +83,7 @@ TEST(Advice, FollowsTheSettingOfTheRun) {
             std::string::npos);
 
   Setting wide = make_setting(2);
-  wide.options.wire_combine = DType::f32;
+  wide.options.wire.combine = WireFormat::f32;
   EXPECT_NE(what_next(make_context(wide, true), one).find("--wire bf16: sums back"),
             std::string::npos);
 

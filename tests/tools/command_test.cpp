@@ -98,6 +98,22 @@ TEST(Command, CountedBytesAreRowsPlusHeaders) {
   }
 }
 
+TEST(Command, QuantisedRowsAreVerifiedAndCounted) {
+  const Outcome outcome =
+      ferry(kSmall + "--json --backward --wire fp8,combine=int8,dispatch_backward=fp8_e4m3fn");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const Json& object : json_lines(outcome.out)) {
+    EXPECT_EQ(object.at("wire_dispatch"), "fp8_e4m3fn");
+    EXPECT_EQ(object.at("wire_combine"), "int8");
+    EXPECT_EQ(object.at("wire_combine_backward"), object.at("dtype"));
+    EXPECT_EQ(object.at("wire_dispatch_backward"), "fp8_e4m3fn");
+    EXPECT_EQ(object.at("inter_node_bytes_bound").get<std::int64_t>() % (96 + 4), 0);
+    if (object.at("strategy") != "node_dedup") continue;
+    EXPECT_EQ(object.at("inter_node_rows_dispatch").get<std::int64_t>() * (96 + 4),
+              object.at("inter_node_bytes_bound"));
+  }
+}
+
 TEST(Command, AStepNeedsOneRoundOfMetadataAndFourWithoutReuse) {
   const Outcome outcome = ferry(kSmall + "--json --backward --no-reuse");
   ASSERT_EQ(outcome.code, 0) << outcome.err;

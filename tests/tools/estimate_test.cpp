@@ -168,7 +168,7 @@ TEST(Estimate, BytesAreRowsInTheirWireFormatAndHeaders) {
   PlanOptions options = options_for("mixtral-8x7b", 2, 1);
   options.tokens = {100, 0};
   options.pattern = tools::parse_routing("khot:2");  // experts 0 and 4: one on each rank
-  options.wire = {.dispatch = DType::bf16, .combine = DType::f32};
+  options.wire = {.dispatch = WireFormat::bf16, .combine = WireFormat::f32};
   const StrategyEstimate estimate =
       Estimator(make_scenario(options)).estimate(Strategy::node_dedup);
   // 8192 B a row: 7 rows and a header a fragment; ranges of 8 x 3 rows (16384 B each),

@@ -36,23 +36,32 @@ TEST(BenchFlags, Defaults) {
   EXPECT_EQ(options.num_ranks(), 8);
   EXPECT_TRUE(options.routing_by_default);
   EXPECT_EQ(options.pattern, tools::RoutingPattern{});
-  EXPECT_FALSE(options.wire_dispatch.has_value());
-  EXPECT_FALSE(options.wire_combine.has_value());
+  EXPECT_FALSE(options.wire.dispatch.has_value());
+  EXPECT_FALSE(options.wire.combine.has_value());
 }
 
 TEST(BenchFlags, WireIsBothDirectionsUnlessCombineSaysOtherwise) {
   BenchFlags flags;
   flags.wire = "bf16";
-  EXPECT_EQ(parse_bench_flags(flags).wire_dispatch, DType::bf16);
-  EXPECT_EQ(parse_bench_flags(flags).wire_combine, DType::bf16);
+  EXPECT_EQ(parse_bench_flags(flags).wire.dispatch, WireFormat::bf16);
+  EXPECT_EQ(parse_bench_flags(flags).wire.combine, WireFormat::bf16);
   for (const char* either_order : {"bf16,combine=f32", "combine=f32,bf16"}) {
     flags.wire = either_order;
-    EXPECT_EQ(parse_bench_flags(flags).wire_dispatch, DType::bf16) << either_order;
-    EXPECT_EQ(parse_bench_flags(flags).wire_combine, DType::f32) << either_order;
+    EXPECT_EQ(parse_bench_flags(flags).wire.dispatch, WireFormat::bf16) << either_order;
+    EXPECT_EQ(parse_bench_flags(flags).wire.combine, WireFormat::f32) << either_order;
+  }
+  for (const char* any_order : {"fp8,combine=int8,dispatch_backward=bf16",
+                                "dispatch_backward=bf16,combine=int8,dispatch=fp8_e4m3fn"}) {
+    flags.wire = any_order;
+    const tools::WireFormats wire = parse_bench_flags(flags).wire;
+    EXPECT_EQ(wire.dispatch, WireFormat::fp8_e4m3fn) << any_order;
+    EXPECT_EQ(wire.combine, WireFormat::int8) << any_order;
+    EXPECT_EQ(wire.dispatch_backward, WireFormat::bf16) << any_order;
+    EXPECT_FALSE(wire.combine_backward.has_value()) << any_order;
   }
   flags.wire = "combine=f32";
-  EXPECT_FALSE(parse_bench_flags(flags).wire_dispatch.has_value());
-  EXPECT_EQ(parse_bench_flags(flags).wire_combine, DType::f32);
+  EXPECT_FALSE(parse_bench_flags(flags).wire.dispatch.has_value());
+  EXPECT_EQ(parse_bench_flags(flags).wire.combine, WireFormat::f32);
 }
 
 TEST(BenchFlags, TokenMajorLeavesFlatOutOfAll) {

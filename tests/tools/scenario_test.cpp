@@ -32,7 +32,7 @@ TEST(Scenario, TakesTheClustersRanksAndTheModelsRouting) {
     const Scenario scenario = make_scenario(parse_plan_flags(flags_of(model.name)));
     EXPECT_EQ(scenario.num_ranks(), 16);
     EXPECT_EQ(scenario.num_tokens(), 16 * 8);
-    EXPECT_EQ(scenario.wire_dispatch, DType::bf16);
+    EXPECT_EQ(scenario.wire_dispatch, WireFormat::bf16);
     EXPECT_TRUE(scenario.as_model_routes);
     EXPECT_EQ(scenario.routing_name, model.name == "deepseek-v3" ? "group:8,4" : "uniform");
     EXPECT_EQ(scenario.routing.front().num_topk, model.num_topk);

@@ -42,9 +42,10 @@ TEST(Golden, MetadataHeader) {
                                                  "00 01 00 00 08 00 00 00"  // experts, top-k
                                                  "00 f0 00 00 00 02 00 00"  // fragment, range
                                                  "01 02 00 03"              // dtypes, strategy
-                                                 "02 00 01 02"  // weights, reserved; alignment
-                                                 "0c 00 00 00"              // extra bytes
-                                                 "e2 12 98 19"));           // header crc
+                                                 "02 00 01 02"     // weights, reserved; alignment
+                                                 "0c 00 00 00"     // extra bytes
+                                                 "04 03 40 01"     // gradients' wires, block
+                                                 "76 a5 60 4b"));  // header crc
 }
 
 TEST(Golden, GrantMessage) {

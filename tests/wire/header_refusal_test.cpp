@@ -128,8 +128,8 @@ TEST(HeaderRefusal, FieldsOfMetadata) {
   EXPECT_EQ(refusal_with<Header>(116, 3), "metadata header: weights is 3; expected 0..2");
   EXPECT_EQ(refusal_with<Header>(117, 1), "metadata header: reserved is 1; expected 0");
   EXPECT_EQ(refusal_with<Header>(112, 3), "metadata header: dtype is 3; expected 0..2");
-  EXPECT_EQ(refusal_with<Header>(113, 3), "metadata header: wire_dispatch is 3; expected 0..2");
-  EXPECT_EQ(refusal_with<Header>(114, 3), "metadata header: wire_combine is 3; expected 0..2");
+  EXPECT_EQ(refusal_with<Header>(113, 5), "metadata header: wire_dispatch is 5; expected 0..4");
+  EXPECT_EQ(refusal_with<Header>(114, 5), "metadata header: wire_combine is 5; expected 0..4");
   EXPECT_EQ(refusal_with<Header>(115, 4), "metadata header: strategy is 4; expected 0..3");
 }
 

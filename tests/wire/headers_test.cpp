@@ -41,6 +41,7 @@ TEST(Headers, RandomValuesComeBack) {
   const auto u32 = [&] { return static_cast<std::uint32_t>(rng()); };
   const auto kind = [&] { return static_cast<OpKind>(rng() % 8); };
   const auto dtype = [&] { return static_cast<DType>(rng() % 3); };
+  const auto wire = [&] { return static_cast<WireFormat>(rng() % 5); };
   for (int i = 0; i < 1000; ++i) {
     const CallId call{u32(), u32(), rng(), u32(), u32(), kind(), rng() % 2 == 0};
     const auto stream = [&] { return static_cast<Stream>(rng() % 2); };
@@ -58,8 +59,11 @@ TEST(Headers, RandomValuesComeBack) {
                                 u32(),
                                 static_cast<std::uint16_t>(rng()),
                                 dtype(),
-                                dtype(),
-                                dtype(),
+                                wire(),
+                                wire(),
+                                wire(),
+                                wire(),
+                                static_cast<std::uint16_t>(rng()),
                                 static_cast<Strategy>(rng() % 4),
                                 rng() % 2 == 0,
                                 static_cast<Layout>(rng() % 2),
@@ -179,10 +183,16 @@ TEST(Headers, DifferenceNamesOptionValuesAndRanks) {
             "extra_bytes is 12 on rank 0 and 4 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.row_sources = false; }),
             "row_sources is true on rank 0 and false on rank 3");
-  EXPECT_EQ(difference([](O& o) { o.wire_dispatch = DType::bf16; }),
+  EXPECT_EQ(difference([](O& o) { o.wire_dispatch = WireFormat::bf16; }),
             "wire_dispatch is f16 on rank 0 and bf16 on rank 3");
-  EXPECT_EQ(difference([](O& o) { o.wire_combine = DType::bf16; }),
-            "wire_combine is f32 on rank 0 and bf16 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.wire_combine = WireFormat::int8; }),
+            "wire_combine is f32 on rank 0 and int8 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.wire_combine_backward = WireFormat::bf16; }),
+            "wire_combine_backward is int8 on rank 0 and bf16 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.wire_dispatch_backward = WireFormat::bf16; }),
+            "wire_dispatch_backward is fp8_e4m3fn on rank 0 and bf16 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.wire_block_columns = 64; }),
+            "wire_block_columns is 320 on rank 0 and 64 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.fragment_bytes = 1; }),
             "fragment_bytes is 61440 on rank 0 and 1 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.range_tokens = 1; }),

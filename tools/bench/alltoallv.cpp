@@ -113,8 +113,8 @@ support::Group oracle_of_rows(const Workload& workload) {
           workload.shape.hidden,
           dtype,
           Strategy::flat,
-          dtype,
-          dtype};
+          wire_format_of(dtype),
+          wire_format_of(dtype)};
 }
 
 // Per expert: the sum over slots. Per rank: the sum over ranks of what each has summed and rounded,

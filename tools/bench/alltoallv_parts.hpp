@@ -29,7 +29,7 @@ class Summer {
     rows_.push_back({out, static_cast<std::uint32_t>(terms_.size()), 0});
   }
   void add(const std::byte* row, float weight, bool weighted) {
-    terms_.push_back({row, weight, dtype_, weighted, false, false});
+    terms_.push_back({row, weight, wire_format_of(dtype_), weighted, false, false});
     ++rows_.back().count;
   }
   void flush() {

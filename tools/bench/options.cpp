@@ -280,8 +280,8 @@ void add_where_flags(const FlagGroup& group, BenchFlags& flags) {
       ->capture_default_str();
   group
       .add("--wire", flags.wire,
-           "format of rows between nodes: NAME for both directions [,combine=NAME]; default the "
-           "dtype")
+           "format of rows between nodes: NAME for both directions [,CALL=NAME]; f32, bf16, f16, "
+           "fp8 or int8; default the dtype")
       ->type_name("NAME");
   group
       .add("--link-rate", flags.link_rate,
@@ -369,9 +369,7 @@ BenchOptions parse_bench_flags(const BenchFlags& flags,
   options.strategies = parse_strategies(flags.strategy);
   parse_modes(flags, options);
   options.dtype = tools::parse_dtype("--dtype", flags.dtype);
-  const tools::WireFormats wire = tools::parse_wire(flags.wire);
-  options.wire_dispatch = wire.dispatch;
-  options.wire_combine = wire.combine;
+  options.wire = tools::parse_wire(flags.wire);
   options.link_bits_per_s = parse_link_rate(flags.link_rate);
   options.tokens = tools::parse_tokens(flags.tokens, options.num_ranks());
   options.fault = parse_fault(flags.fault);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/flags.hpp"
 #include "common/generator.hpp"
 #include "ferry/dtype.hpp"
 #include "ferry/launch.hpp"
@@ -48,8 +49,7 @@ struct BenchOptions {
   bool all_strategies = false;  ///< then one that does not go with the layout is left out
   Layout layout = Layout::expert_major;
   WeightMode weights = WeightMode::at_combine;
-  std::optional<DType> wire_dispatch;
-  std::optional<DType> wire_combine;
+  tools::WireFormats wire;
   double link_bits_per_s = 0;
   std::int64_t fragment_bytes = 0;
   std::int64_t range_tokens = 0;

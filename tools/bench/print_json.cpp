@@ -46,6 +46,8 @@ Json what_was_run(const RunContext& context, std::optional<Strategy> strategy) {
       {"weights", to_string(options.weights)},
       {"wire_dispatch", to_string(wire_dispatch(options))},
       {"wire_combine", to_string(wire_combine(options))},
+      {"wire_combine_backward", to_string(wire_combine_backward(options))},
+      {"wire_dispatch_backward", to_string(wire_dispatch_backward(options))},
       {"routing", workload.routing_name},
       {"trace", trace ? Json(trace->directory) : Json()},
       {"model", trace ? Json(trace->model) : Json()},

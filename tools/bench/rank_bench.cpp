@@ -35,9 +35,17 @@ std::uint64_t row_seed(const BenchOptions& options, std::size_t strategy, int re
 support::Reference make_oracle(const RunContext& context, std::size_t strategy, int repeat) {
   const BenchOptions& options = context.options;
   const Workload& workload = context.workload;
-  return {{workload.topology, workload.placement, workload.shape.hidden, workload.shape.dtype,
-           options.strategies[strategy], wire_dispatch(options), wire_combine(options),
-           options.layout, options.weights},
+  return {{.topology = workload.topology,
+           .placement = workload.placement,
+           .hidden = workload.shape.hidden,
+           .dtype = workload.shape.dtype,
+           .strategy = options.strategies[strategy],
+           .wire_dispatch = wire_dispatch(options),
+           .wire_combine = wire_combine(options),
+           .layout = options.layout,
+           .weights = options.weights,
+           .wire_combine_backward = wire_combine_backward(options),
+           .wire_dispatch_backward = wire_dispatch_backward(options)},
           support::hashed_model(row_seed(options, strategy, repeat), workload.shape.dtype),
           support::views(workload.routing)};
 }
@@ -49,6 +57,8 @@ ExchangeOptions exchange_options(const BenchOptions& options, Strategy strategy)
   result.weights = options.weights;
   result.wire_dispatch = wire_dispatch(options);
   result.wire_combine = wire_combine(options);
+  result.wire_combine_backward = wire_combine_backward(options);
+  result.wire_dispatch_backward = wire_dispatch_backward(options);
   result.fragment_bytes = options.fragment_bytes;
   result.range_tokens = options.range_tokens;
   return result;

@@ -36,11 +36,19 @@ struct RunContext {
 };
 
 /// The formats that rows cross in: as asked for, else the dtype.
-inline DType wire_dispatch(const BenchOptions& options) {
-  return options.wire_dispatch.value_or(options.dtype);
+inline WireFormat wire_dispatch(const BenchOptions& options) {
+  return options.wire.dispatch.value_or(wire_format_of(options.dtype));
 }
-inline DType wire_combine(const BenchOptions& options) {
-  return options.wire_combine.value_or(options.dtype);
+inline WireFormat wire_combine(const BenchOptions& options) {
+  return options.wire.combine.value_or(wire_format_of(options.dtype));
+}
+inline WireFormat wire_combine_backward(const BenchOptions& options) {
+  return options.wire.combine_backward.value_or(
+      gradient_wire(wire_dispatch(options), options.dtype));
+}
+inline WireFormat wire_dispatch_backward(const BenchOptions& options) {
+  return options.wire.dispatch_backward.value_or(
+      gradient_wire(wire_combine(options), options.dtype));
 }
 
 class RankBench {

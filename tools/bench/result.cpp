@@ -55,8 +55,8 @@ Spread times_of(const RunContext& context, std::size_t baseline, Interval Baseli
   });
 }
 
-std::uint64_t wire_row_bytes(const RunContext& context, DType wire) {
-  return static_cast<std::uint64_t>(context.workload.shape.hidden) * element_bytes(wire);
+std::uint64_t wire_row_bytes(const RunContext& context, WireFormat wire) {
+  return ferry::wire_row_bytes(wire, context.workload.shape.hidden, kDefaultBlockColumns);
 }
 
 /// What a link needs for its bytes; those of a burst pass at no cost.

@@ -1,6 +1,10 @@
 // Parsers of the flags that commands share.
 #include "common/flags.hpp"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include <fmt/format.h>
 
 #include "common/failures.hpp"
@@ -37,20 +41,47 @@ DType parse_dtype(std::string_view flag, std::string_view name) {
   return *dtype;
 }
 
+namespace {
+
+WireFormat parse_wire_format(std::string_view flag, std::string_view name) {
+  const std::optional<WireFormat> format = wire_format_from_string(name);
+  if (!format) {
+    throw UsageError(fmt::format(
+        "{} {}: no such format; allowed: f32, bf16, f16, fp8_e4m3fn (or fp8), int8", flag, name));
+  }
+  return *format;
+}
+
+}  // namespace
+
 WireFormats parse_wire(const std::string& text) {
   WireFormats formats;
   if (text.empty()) return formats;
-  constexpr std::string_view kCombine = "combine=";
+  const std::pair<std::string_view, std::optional<WireFormat>*> calls[] = {
+      {"dispatch", &formats.dispatch},
+      {"combine", &formats.combine},
+      {"combine_backward", &formats.combine_backward},
+      {"dispatch_backward", &formats.dispatch_backward}};
+  std::optional<WireFormat> both;
   for (const std::string_view part : split(text, ',')) {
-    if (part.substr(0, kCombine.size()) == kCombine) {
-      formats.combine = parse_dtype("--wire combine", part.substr(kCombine.size()));
-    } else {
-      const DType both = parse_dtype("--wire", part);
-      formats.dispatch = both;
-      // `--wire NAME` is both directions, unless combine= says otherwise, in either order.
-      if (!formats.combine) formats.combine = both;
+    const std::size_t equals = part.find('=');
+    if (equals == std::string_view::npos) {
+      both = parse_wire_format("--wire", part);
+      continue;
     }
+    const std::string_view call = part.substr(0, equals);
+    const auto* const known = std::ranges::find(calls, call, [](const auto& c) { return c.first; });
+    if (known == std::end(calls)) {
+      throw UsageError(
+          fmt::format("--wire {}: no such call; allowed: dispatch, combine, "
+                      "combine_backward, dispatch_backward",
+                      part));
+    }
+    *known->second = parse_wire_format(fmt::format("--wire {}", call), part.substr(equals + 1));
   }
+  // `--wire NAME` is dispatch and combine, unless one of them is named, in either order.
+  if (!formats.dispatch) formats.dispatch = both;
+  if (!formats.combine) formats.combine = both;
   return formats;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ferry/dtype.hpp"
+#include "ferry/wire_format.hpp"
 
 namespace ferry::tools {
 
@@ -39,12 +40,15 @@ void check_ranks(int num_nodes, int ranks_per_node);
 /// Errors: UsageError
 DType parse_dtype(std::string_view flag, std::string_view name);
 
-/// Formats in which rows cross; unset = the dtype.
+/// Formats in which rows cross; unset as in ExchangeOptions.
 struct WireFormats {
-  std::optional<DType> dispatch;
-  std::optional<DType> combine;
+  std::optional<WireFormat> dispatch;
+  std::optional<WireFormat> combine;
+  std::optional<WireFormat> combine_backward;
+  std::optional<WireFormat> dispatch_backward;
 };
-/// "NAME" for both directions, "combine=NAME" for one, or both in either order; empty = unset.
+/// A comma list of "NAME" for dispatch and combine, and "CALL=NAME" for one call, in any order;
+/// empty = unset. What names a call goes before what does not.
 /// Errors: UsageError
 WireFormats parse_wire(const std::string& text);
 

@@ -12,12 +12,20 @@
 namespace ferry::planner {
 namespace {
 
-/// The library cuts a range at eight fragments of the direction with the longer rows.
+/// The library cuts a range at eight fragments of the call with the longest rows.
 constexpr std::uint64_t kFragmentsPerRange = 8;
 
-plan::Framing framing_of(std::int64_t hidden, DType wire_dtype) {
-  return plan::make_framing(static_cast<std::uint64_t>(hidden) * element_bytes(wire_dtype),
+plan::Framing framing_of(std::int64_t hidden, WireFormat wire) {
+  return plan::make_framing(wire_row_bytes(wire, hidden, kDefaultBlockColumns),
                             wire::kFragmentHeaderBytes, kFragmentBytes);
+}
+
+std::uint64_t fewest_rows_per_fragment(const Scenario& scenario) {
+  const auto rows = [&](WireFormat wire) {
+    return framing_of(scenario.model.hidden, wire).rows_per_fragment;
+  };
+  return std::min({rows(scenario.wire_dispatch), rows(scenario.wire_combine),
+                   rows(scenario.wire_combine_backward), rows(scenario.wire_dispatch_backward)});
 }
 
 std::size_t as_size(int value) { return static_cast<std::size_t>(value); }
@@ -53,8 +61,7 @@ Estimator::Estimator(const Scenario& scenario)
       combine_framing_(framing_of(scenario.model.hidden, scenario.wire_combine)),
       row_bytes_(static_cast<std::uint64_t>(scenario.model.hidden) *
                  element_bytes(scenario.model.dtype)),
-      range_tokens_(kFragmentsPerRange * std::min(dispatch_framing_.rows_per_fragment,
-                                                  combine_framing_.rows_per_fragment)) {
+      range_tokens_(kFragmentsPerRange * fewest_rows_per_fragment(scenario)) {
   for (int rank = 0; rank < scenario.num_ranks(); ++rank) {
     const Routing routing = scenario.routing[as_size(rank)].view();
     const auto error = plan::find_routing_error(routing, experts_.num_experts(), rank);
@@ -205,9 +212,10 @@ Flow Estimator::sum_up(const std::vector<RankBytes>& ranks, int kind) const {
 
 double logical_gb_per_s(const Scenario& scenario, const StrategyEstimate& estimate, Call call,
                         double us) {
-  const DType wire_dtype = call == Call::dispatch ? scenario.wire_dispatch : scenario.wire_combine;
-  const double bytes = estimate.logical_rows_per_rank * static_cast<double>(scenario.model.hidden) *
-                       static_cast<double>(element_bytes(wire_dtype));
+  const WireFormat wire = call == Call::dispatch ? scenario.wire_dispatch : scenario.wire_combine;
+  const double bytes =
+      estimate.logical_rows_per_rank *
+      static_cast<double>(wire_row_bytes(wire, scenario.model.hidden, kDefaultBlockColumns));
   return us > 0 ? bytes / (us * 1e3) : std::numeric_limits<double>::quiet_NaN();
 }
 

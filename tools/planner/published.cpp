@@ -108,11 +108,13 @@ double bound_like(const Scenario& scenario, const StrategyEstimate& estimate, co
     return logical_gb_per_s(scenario, estimate, call, us);
   }
   const double element = out ? one.dispatch_element_bytes : one.combine_element_bytes;
-  const DType wire_dtype = out ? scenario.wire_dispatch : scenario.wire_combine;
-  const auto scaled = [&](const Flow& flow, DType planned) {
-    return flow.bound_us * element / static_cast<double>(element_bytes(planned));
+  const std::int64_t hidden = scenario.model.hidden;
+  const auto scaled = [&](const Flow& flow, WireFormat planned) {
+    const std::uint64_t row_bytes = wire_row_bytes(planned, hidden, kDefaultBlockColumns);
+    return flow.bound_us * element * static_cast<double>(hidden) / static_cast<double>(row_bytes);
   };
-  return std::max(scaled(own.inter_node, wire_dtype), scaled(rows_inside, scenario.model.dtype));
+  return std::max(scaled(own.inter_node, out ? scenario.wire_dispatch : scenario.wire_combine),
+                  scaled(rows_inside, wire_format_of(scenario.model.dtype)));
 }
 
 }  // namespace ferry::planner

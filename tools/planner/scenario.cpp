@@ -82,12 +82,18 @@ Scenario make_scenario(const PlanOptions& options) {
   const Model model = options.model.empty() ? model_of_trace(trace->info(), options.trace_directory)
                                             : model_of(options.model);
   if (trace) check_fits(model, trace->info(), options.trace_directory);
+  const WireFormat out = options.wire.dispatch.value_or(wire_format_of(model.dtype));
+  const WireFormat back = options.wire.combine.value_or(wire_format_of(model.dtype));
   Scenario scenario{.model = model,
                     .cluster = options.cluster,
                     .topology = Topology::uniform(options.num_nodes, options.ranks_per_node),
                     .placement = Placement::contiguous(model.num_experts, options.num_ranks()),
-                    .wire_dispatch = options.wire.dispatch.value_or(model.dtype),
-                    .wire_combine = options.wire.combine.value_or(model.dtype),
+                    .wire_dispatch = out,
+                    .wire_combine = back,
+                    .wire_combine_backward =
+                        options.wire.combine_backward.value_or(gradient_wire(out, model.dtype)),
+                    .wire_dispatch_backward =
+                        options.wire.dispatch_backward.value_or(gradient_wire(back, model.dtype)),
                     .routing = {},
                     .routing_name = {},
                     .notes = {}};

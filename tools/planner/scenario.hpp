@@ -18,8 +18,11 @@ struct Scenario {
   Cluster cluster;
   Topology topology;
   Placement placement;
-  DType wire_dispatch = DType::bf16;
-  DType wire_combine = DType::bf16;
+  WireFormat wire_dispatch = WireFormat::bf16;
+  WireFormat wire_combine = WireFormat::bf16;
+  /// Of gradients, which are not planned, but have their part in how the library cuts ranges.
+  WireFormat wire_combine_backward = WireFormat::bf16;
+  WireFormat wire_dispatch_backward = WireFormat::bf16;
   std::vector<support::RoutingData> routing;  ///< by rank
   std::string routing_name;                   ///< "group:8,4", ..., or "trace"
   bool as_model_routes = false;               ///< generated with the model's own pattern

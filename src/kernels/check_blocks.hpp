@@ -1,0 +1,22 @@
+#pragma once
+// The block sizes that every kernel can read and write: its chunks are whole blocks, and a block
+// is whole vectors.
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+#include "base/check.hpp"
+#include "ferry/wire_format.hpp"
+
+namespace ferry::kernels::detail {
+
+inline void check_blocks(std::string_view what, WireFormat format, std::uint32_t block_columns) {
+  FERRY_ASSERT(!is_quantised(format) ||
+                   (std::has_single_bit(block_columns) && block_columns >= kFewestBlockColumns &&
+                    block_columns <= kMostBlockColumns),
+               "{}: blocks of {} columns; allowed: powers of two from {} to {}", what,
+               block_columns, kFewestBlockColumns, kMostBlockColumns);
+}
+
+}  // namespace ferry::kernels::detail

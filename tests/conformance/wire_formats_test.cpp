@@ -1,0 +1,129 @@
+// Cases about quantised rows between nodes: rows, sums and gradients are those of the oracle bit
+// for bit, whatever the strategy, layout, weights, row length and block; what is not finite stays
+// with its token; gradients are quantised only where that was asked for; bytes are as planned.
+
+#include <iterator>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "conformance/scenario.hpp"
+
+namespace ferry::conformance {
+namespace {
+
+constexpr WireFormat kFp8 = WireFormat::fp8_e4m3fn;
+constexpr WireFormat kInt8 = WireFormat::int8;
+
+/// The formats of one layer; gradients unset: never quantised.
+struct Wires {
+  WireFormat dispatch;
+  WireFormat combine;
+  std::optional<WireFormat> combine_backward{};
+  std::optional<WireFormat> dispatch_backward{};
+  std::int64_t block_columns = 128;
+};
+
+const Wires kWires[] = {
+    {kFp8, kInt8},
+    {kInt8, kFp8, kInt8, kFp8, 64},
+    {WireFormat::bf16, kInt8, kFp8, kInt8, 2048},
+    {kFp8, kFp8, WireFormat::f16, WireFormat::f32},
+    {kInt8, WireFormat::f32, std::nullopt, kInt8, 64},
+};
+
+class WireFormats : public Conformance {
+ protected:
+  Layer layer(const Wires& wires, std::int64_t hidden) const {
+    Group made = group(kExperts, hidden);
+    made.wire_dispatch = wires.dispatch;
+    made.wire_combine = wires.combine;
+    made.wire_combine_backward = wires.combine_backward;
+    made.wire_dispatch_backward = wires.dispatch_backward;
+    made.wire_block_columns = wires.block_columns;
+    const RoutingSpec spec{
+        .num_experts = kExperts, .num_topk = 5, .none_share = 0.1, .repeat_share = 0.2};
+    return {made, make_all_routing(spec, ragged(5), 11)};
+  }
+  static constexpr int kExperts = 13;
+};
+
+TEST_P(WireFormats, EverythingIsTheOracles) {
+  for (std::size_t i = 0; i < std::size(kWires); ++i) {
+    const Wires& wires = kWires[i];
+    for (const std::int64_t hidden : {i % 2 == 0 ? 1 : 128, i % 3 == 0 ? 7 : 129}) {
+      SCOPED_TRACE(fmt::format("{} out, {} back, hidden {}, blocks of {}",
+                               to_string(wires.dispatch), to_string(wires.combine), hidden,
+                               wires.block_columns));
+      run(layer(wires, hidden), {.backward = Backward::weights, .uses = 2});
+    }
+  }
+}
+
+TEST_P(WireFormats, SoAreLongRows) {
+  const Wires& wires = kWires[static_cast<std::size_t>(GetParam().dtype) % 2];
+  run(layer(wires, 2880), {.backward = Backward::weights});
+}
+
+TEST_P(WireFormats, WhatIsNotFiniteStaysWithItsToken) {
+  for (const float value :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    Layer special = layer(kWires[0], 129);
+    for (int rank = 0; rank < num_ranks(); ++rank) special.special_rows.push_back({rank, 1, value});
+    run(special);
+  }
+}
+
+TEST_P(WireFormats, GradientsAreQuantisedOnlyWhenAsked) {
+  const Group plain = layer({kFp8, kInt8}, 8).group();
+  const Group asked = layer({kFp8, WireFormat::f32, kInt8, std::nullopt}, 8).group();
+  run([&](RankContext& context) -> Task {
+    const ExchangeOptions by_default = make_exchange(context, plain).options();
+    support::require(by_default.wire_combine_backward == wire_format_of(plain.dtype) &&
+                         by_default.wire_dispatch_backward == wire_format_of(plain.dtype),
+                     "gradients follow a quantised format that nobody asked for");
+    const ExchangeOptions chosen = make_exchange(context, asked).options();
+    support::require(
+        chosen.wire_combine_backward == kInt8 && chosen.wire_dispatch_backward == WireFormat::f32,
+        "gradients do not have the format that was asked for");
+    co_return;
+  });
+}
+
+TEST_P(WireFormats, RowsOf2048TakeAtMost53PercentOfBf16) {
+  const auto bytes_of = [&](const Wires& wires) {
+    Layer made = layer(wires, 2048);
+    std::uint64_t bytes = 0;
+    run([&](RankContext& context) -> Task {
+      ExchangeOptions options = options_of(made.group());
+      options.fragment_bytes = 0;
+      options.range_tokens = 0;
+      Exchange exchange(context.transport(), made.group().placement, {2048, DType::bf16}, options);
+      const Plan plan = co_await exchange.start_plan(made.routing(context.rank()));
+      const PlanSummary& planned = plan.summary();
+      if (context.rank() == 0) {
+        bytes = planned.metadata_bytes + planned.inter_node_bytes_dispatch +
+                planned.inter_node_bytes_combine;
+      }
+    });
+    return static_cast<double>(bytes);
+  };
+  if (GetParam().dtype != DType::bf16 || GetParam().transport != TransportKind::stepped) return;
+  const double bf16 = bytes_of({WireFormat::bf16, WireFormat::bf16});
+  for (const WireFormat format : {kFp8, kInt8}) {
+    EXPECT_LE(bytes_of({format, format}), 0.53 * bf16) << to_string(format);
+  }
+}
+
+std::vector<Point> points() {
+  std::vector<Point> result;
+  for (const Point& point : mode_points({"2x4", "8x1", "3+5"})) {
+    if (point.mode.row_alignment == 1 && point.mode.extra_bytes == 0) result.push_back(point);
+  }
+  return result;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WireFormats, ::testing::ValuesIn(points()), name_of);
+
+}  // namespace
+}  // namespace ferry::conformance

@@ -1,0 +1,137 @@
+// Wire formats of the oracle: see wire_numbers.hpp.
+
+#include "support/wire_numbers.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "support/numbers.hpp"
+
+namespace ferry::support {
+namespace {
+
+// The magnitudes of e4m3fn, by code: 0 to 448. Code 127, never sent, reads as 480.
+const std::array<float, 128>& fp8_magnitudes() {
+  static const std::array<float, 128> magnitudes = [] {
+    std::array<float, 128> made{};
+    for (int code = 0; code < 128; ++code) {
+      const int exponent = code / 8;
+      const int fraction = code % 8;
+      made[static_cast<std::size_t>(code)] =
+          exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                        : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
+    }
+    return made;
+  }();
+  return magnitudes;
+}
+
+// The nearest magnitude; half way between two, the even code.
+std::uint8_t fp8_code(float value) {
+  const auto& magnitudes = fp8_magnitudes();
+  const std::uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const double size = std::fabs(value);
+  const auto largest = magnitudes.end() - 1;  // without 480
+  const auto above = std::lower_bound(magnitudes.begin(), largest, size);
+  if (above == largest) return sign | 126U;
+  const auto code = static_cast<unsigned>(above - magnitudes.begin());
+  if (code == 0) return sign;
+  const double up = double{*above} - size;
+  const double down = size - double{*(above - 1)};
+  const bool rounds_up = up < down || (up == down && code % 2 == 0);
+  return static_cast<std::uint8_t>(sign | (rounds_up ? code : code - 1));
+}
+
+float fp8_value(std::uint8_t code) {
+  const float size = fp8_magnitudes()[code & 0x7F];
+  return (code & 0x80) != 0 ? -size : size;
+}
+
+std::uint8_t int8_code(float value) {
+  const float rounded = std::nearbyint(value);
+  return static_cast<std::uint8_t>(static_cast<std::int8_t>(std::clamp(rounded, -127.F, 127.F)));
+}
+
+float scale_of(std::span<const float> block, float largest_code) {
+  float largest = 0;
+  for (const float value : block) {
+    if (!std::isfinite(value)) return std::bit_cast<float>(0x7FC00000U);
+    largest = std::max(largest, std::fabs(value));
+  }
+  if (largest == 0) return 0;
+  const float scale = std::min(largest, 0x1.fffff8p127F) / largest_code;
+  return std::max(scale, std::numeric_limits<float>::min());
+}
+
+std::size_t count_blocks(std::size_t columns, std::size_t block) {
+  return columns / block + (columns % block != 0 ? 1 : 0);
+}
+
+std::vector<std::byte> quantised(WireFormat format, std::size_t block,
+                                 std::span<const float> values) {
+  const bool fp8 = format == WireFormat::fp8_e4m3fn;
+  const std::size_t num_blocks = count_blocks(values.size(), block);
+  std::vector<std::byte> bytes(num_blocks * 4 + values.size());
+  for (std::size_t b = 0; b < num_blocks; ++b) {
+    const std::size_t end = std::min((b + 1) * block, values.size());
+    const float scale = scale_of(values.subspan(b * block, end - b * block), fp8 ? 448 : 127);
+    std::memcpy(&bytes[b * 4], &scale, 4);
+    for (std::size_t i = b * block; i < end; ++i) {
+      if (std::isnan(scale)) continue;
+      const float scaled = scale == 0 ? values[i] : values[i] * (1 / scale);
+      bytes[num_blocks * 4 + i] = std::byte{fp8 ? fp8_code(scaled) : int8_code(scaled)};
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<std::byte> encode_row(WireFormat format, std::int64_t block_columns,
+                                  std::span<const float> values) {
+  if (is_quantised(format)) {
+    return quantised(format, static_cast<std::size_t>(block_columns), values);
+  }
+  const std::size_t size = element_bytes(format);
+  std::vector<std::byte> bytes(values.size() * size);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    float value = values[i];
+    if (format == WireFormat::f16 && std::isfinite(value)) {
+      value = std::clamp(value, -65504.0F, 65504.0F);
+    }
+    const std::uint32_t bits = to_bits(dtype_of(format), value);
+    std::memcpy(&bytes[i * size], &bits, size);
+  }
+  return bytes;
+}
+
+void decode_row(WireFormat format, std::int64_t block_columns, std::span<const std::byte> bytes,
+                std::span<float> values) {
+  const auto block = static_cast<std::size_t>(block_columns);
+  const std::size_t size = element_bytes(format);
+  const std::size_t start = is_quantised(format) ? count_blocks(values.size(), block) * 4 : 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &bytes[start + i * size], size);
+    if (!is_quantised(format)) {
+      values[i] = from_bits(dtype_of(format), bits);
+      continue;
+    }
+    float scale = 0;
+    std::memcpy(&scale, &bytes[i / block * 4], 4);
+    const auto code = static_cast<std::uint8_t>(bits);
+    values[i] = (format == WireFormat::int8 ? static_cast<float>(static_cast<std::int8_t>(code))
+                                            : fp8_value(code)) *
+                scale;
+  }
+}
+
+void cross(WireFormat format, std::int64_t block_columns, std::span<float> values) {
+  decode_row(format, block_columns, encode_row(format, block_columns, values), values);
+}
+
+}  // namespace ferry::support
