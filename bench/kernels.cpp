@@ -9,6 +9,7 @@
 //
 //   bench_kernels                                  all of it
 //   bench_kernels --benchmark_filter=push          only pushes
+//   bench_kernels --benchmark_filter=wire          wire formats: 2 f16, 3 fp8_e4m3fn, 4 int8
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,7 @@
 #include <barrier>
 #include <bit>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <random>
@@ -179,7 +181,7 @@ class Lab {
         own.push_targets.push_back(row);
         const float weight = 0.05F + 0.02F * static_cast<float>(slot);
         const bool last = slot + 1 == kTopk;
-        own.sum_terms.push_back({row, weight, DType::bf16, true, last, last});
+        own.sum_terms.push_back({row, weight, WireFormat::bf16, true, last, last});
       }
     }
   }
@@ -286,10 +288,82 @@ void with_both_pages(benchmark::internal::Benchmark* bench) {
 BENCHMARK(push_beside_memcpy)->Apply(with_both_pages);
 BENCHMARK(sum_beside_memcpy)->Apply(with_both_pages);
 
-/// Rows in cache from one dtype to another, on one core.
+/// CPU time of this thread: others on the machine cost it nothing but their share of the memory.
+double cpu_s() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+/// Median CPU seconds of two jobs that take turns on one core.
+std::array<double, 2> medians_in_turns(const std::array<std::function<void()>, 2>& jobs) {
+  std::array<std::vector<double>, 2> times;
+  for (int repeat = -1; repeat < kRepeats; ++repeat) {  // the first one warms up
+    for (std::size_t job = 0; job < jobs.size(); ++job) {
+      const double begin = cpu_s();
+      jobs[job]();
+      if (repeat >= 0) times[job].push_back(cpu_s() - begin);
+    }
+  }
+  std::array<double, 2> medians{};
+  for (std::size_t job = 0; job < jobs.size(); ++job) {
+    std::nth_element(times[job].begin(), times[job].begin() + kRepeats / 2, times[job].end());
+    medians[job] = times[job][kRepeats / 2];
+  }
+  return medians;
+}
+
+/// Rows of bf16 made into a wire format (or back, to one target) on one core, beside memcpy of the
+/// same rows; what is encoded goes to a fragment that is used again, as it does on the way out.
+void wire_beside_memcpy(benchmark::State& state) {
+  const kernels::RowFormat wire(static_cast<WireFormat>(state.range(0)), kDefaultBlockColumns);
+  const bool encodes = state.range(1) == 0;
+  constexpr std::size_t kFragmentRows = 28;
+  const std::size_t wire_bytes = wire.row_bytes(kHidden);
+  const Memory source(kRows * kRowBytes, Pages::huge);
+  const Memory copy(kRows * kRowBytes, Pages::huge);
+  const Memory crossing(kRows * wire_bytes, Pages::huge);
+  std::vector<const std::byte*> rows;
+  std::vector<kernels::PushRow> crossing_rows;
+  std::vector<std::byte*> targets;
+  for (std::size_t row = 0; row < kRows; ++row) {
+    rows.push_back(source.data() + row * kRowBytes);
+    crossing_rows.push_back(
+        {crossing.data() + row * wire_bytes, static_cast<std::uint32_t>(row), 1});
+    targets.push_back(copy.data() + row * kRowBytes);
+  }
+  kernels::pack_rows({DType::bf16, wire, kHidden, rows, crossing.data()});
+  const auto encode = [&] {
+    for (std::size_t row = 0; row < kRows; row += kFragmentRows) {
+      const auto fragment = std::span(rows).subspan(row, std::min(kFragmentRows, kRows - row));
+      kernels::pack_rows({DType::bf16, wire, kHidden, fragment, crossing.data()});
+    }
+  };
+  const auto decode = [&] {
+    kernels::push_rows({wire, DType::bf16, kHidden, crossing_rows, targets});
+  };
+  const auto reference = [&] {
+    for (std::size_t row = 0; row < kRows; ++row) std::memcpy(targets[row], rows[row], kRowBytes);
+    benchmark::ClobberMemory();
+  };
+  for (auto _ : state) {
+    const auto [ours, theirs] =
+        medians_in_turns({encodes ? std::function<void()>(encode) : decode, reference});
+    state.SetIterationTime(ours);
+    state.counters["ratio"] = theirs / ours;
+    state.counters["memcpy_GB/s"] = static_cast<double>(kRows * kRowBytes) / theirs * 1e-9;
+  }
+}
+BENCHMARK(wire_beside_memcpy)
+    ->ArgNames({"format", "decode"})
+    ->ArgsProduct({{2, 3, 4}, {0, 1}})
+    ->UseManualTime()
+    ->Iterations(1);
+
+/// Rows in cache from a dtype to another one or to a wire format, on one core.
 void pack(benchmark::State& state) {
   const auto from = static_cast<DType>(state.range(0));
-  const auto to = static_cast<DType>(state.range(1));
+  const kernels::RowFormat to(static_cast<WireFormat>(state.range(1)), kDefaultBlockColumns);
   const std::vector<std::byte> source(kHidden * 4, std::byte{0x3C});
   std::vector<std::byte> out(8 * kHidden * 4);
   const std::vector<const std::byte*> rows(8, source.data());
@@ -300,7 +374,7 @@ void pack(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() *
                           static_cast<std::int64_t>(8 * kHidden * element_bytes(from)));
 }
-BENCHMARK(pack)->ArgNames({"from", "to"})->ArgsProduct({{0, 1, 2}, {0, 1, 2}});
+BENCHMARK(pack)->ArgNames({"from", "to"})->ArgsProduct({{0, 1, 2}, {0, 1, 2, 3, 4}});
 
 /// Checksum of a fragment of the usual size.
 void crc32c_of_fragment(benchmark::State& state) {
