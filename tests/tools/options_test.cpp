@@ -50,14 +50,16 @@ TEST(BenchFlags, WireIsBothDirectionsUnlessCombineSaysOtherwise) {
     EXPECT_EQ(parse_bench_flags(flags).wire.dispatch, WireFormat::bf16) << either_order;
     EXPECT_EQ(parse_bench_flags(flags).wire.combine, WireFormat::f32) << either_order;
   }
-  for (const char* any_order : {"fp8,combine=int8,dispatch_backward=bf16",
-                                "dispatch_backward=bf16,combine=int8,dispatch=fp8_e4m3fn"}) {
+  for (const char* any_order :
+       {"fp8,combine=int8,dispatch_backward=bf16,block=64",
+        "block=64,dispatch_backward=bf16,combine=int8,dispatch=fp8_e4m3fn"}) {
     flags.wire = any_order;
     const tools::WireFormats wire = parse_bench_flags(flags).wire;
     EXPECT_EQ(wire.dispatch, WireFormat::fp8_e4m3fn) << any_order;
     EXPECT_EQ(wire.combine, WireFormat::int8) << any_order;
     EXPECT_EQ(wire.dispatch_backward, WireFormat::bf16) << any_order;
     EXPECT_FALSE(wire.combine_backward.has_value()) << any_order;
+    EXPECT_EQ(wire.block_columns, 64) << any_order;
   }
   flags.wire = "combine=f32";
   EXPECT_FALSE(parse_bench_flags(flags).wire.dispatch.has_value());

@@ -98,7 +98,7 @@ TEST(PlanCommand, PlansTheBytesThatABenchCounts) {
     expect_same_bytes("--model gpt-oss-20b --cluster h800 " + flags,
                       "--experts 32 --topk 4 --hidden 2880 " + flags);
   }
-  const std::string quantised = same + "--wire fp8,combine=int8 --routing uniform";
+  const std::string quantised = same + "--wire fp8,combine=int8,block=64 --routing uniform";
   expect_same_bytes("--model gpt-oss-20b --cluster h800 " + quantised,
                     "--experts 32 --topk 4 --hidden 2880 " + quantised);
   const TemporaryDirectory directory;

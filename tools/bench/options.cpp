@@ -280,8 +280,8 @@ void add_where_flags(const FlagGroup& group, BenchFlags& flags) {
       ->capture_default_str();
   group
       .add("--wire", flags.wire,
-           "format of rows between nodes: NAME for both directions [,CALL=NAME]; f32, bf16, f16, "
-           "fp8 or int8; default the dtype")
+           "format of rows between nodes: NAME for both directions [,CALL=NAME] "
+           "[,block=COLUMNS]; f32, bf16, f16, fp8 or int8; default the dtype")
       ->type_name("NAME");
   group
       .add("--link-rate", flags.link_rate,

@@ -48,6 +48,7 @@ Json what_was_run(const RunContext& context, std::optional<Strategy> strategy) {
       {"wire_combine", to_string(wire_combine(options))},
       {"wire_combine_backward", to_string(wire_combine_backward(options))},
       {"wire_dispatch_backward", to_string(wire_dispatch_backward(options))},
+      {"wire_block_columns", options.wire.block_columns},
       {"routing", workload.routing_name},
       {"trace", trace ? Json(trace->directory) : Json()},
       {"model", trace ? Json(trace->model) : Json()},

@@ -44,6 +44,7 @@ support::Reference make_oracle(const RunContext& context, std::size_t strategy, 
            .wire_combine = wire_combine(options),
            .layout = options.layout,
            .weights = options.weights,
+           .wire_block_columns = options.wire.block_columns,
            .wire_combine_backward = wire_combine_backward(options),
            .wire_dispatch_backward = wire_dispatch_backward(options)},
           support::hashed_model(row_seed(options, strategy, repeat), workload.shape.dtype),
@@ -59,6 +60,7 @@ ExchangeOptions exchange_options(const BenchOptions& options, Strategy strategy)
   result.wire_combine = wire_combine(options);
   result.wire_combine_backward = wire_combine_backward(options);
   result.wire_dispatch_backward = wire_dispatch_backward(options);
+  result.wire_block_columns = options.wire.block_columns;
   result.fragment_bytes = options.fragment_bytes;
   result.range_tokens = options.range_tokens;
   return result;

@@ -56,7 +56,8 @@ Spread times_of(const RunContext& context, std::size_t baseline, Interval Baseli
 }
 
 std::uint64_t wire_row_bytes(const RunContext& context, WireFormat wire) {
-  return ferry::wire_row_bytes(wire, context.workload.shape.hidden, kDefaultBlockColumns);
+  return ferry::wire_row_bytes(wire, context.workload.shape.hidden,
+                               context.options.wire.block_columns);
 }
 
 /// What a link needs for its bytes; those of a burst pass at no cost.

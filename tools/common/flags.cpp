@@ -2,6 +2,7 @@
 #include "common/flags.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <utility>
 
@@ -52,6 +53,16 @@ WireFormat parse_wire_format(std::string_view flag, std::string_view name) {
   return *format;
 }
 
+int parse_block(std::string_view text) {
+  const std::optional<int> columns = number<int>(text);
+  if (!columns || *columns < kFewestBlockColumns || *columns > kMostBlockColumns ||
+      !std::has_single_bit(static_cast<unsigned>(*columns))) {
+    throw UsageError(fmt::format("--wire block={}: allowed: powers of two from {} to {}", text,
+                                 kFewestBlockColumns, kMostBlockColumns));
+  }
+  return *columns;
+}
+
 }  // namespace
 
 WireFormats parse_wire(const std::string& text) {
@@ -70,11 +81,15 @@ WireFormats parse_wire(const std::string& text) {
       continue;
     }
     const std::string_view call = part.substr(0, equals);
+    if (call == "block") {
+      formats.block_columns = parse_block(part.substr(equals + 1));
+      continue;
+    }
     const auto* const known = std::ranges::find(calls, call, [](const auto& c) { return c.first; });
     if (known == std::end(calls)) {
       throw UsageError(
           fmt::format("--wire {}: no such call; allowed: dispatch, combine, "
-                      "combine_backward, dispatch_backward",
+                      "combine_backward, dispatch_backward, and block",
                       part));
     }
     *known->second = parse_wire_format(fmt::format("--wire {}", call), part.substr(equals + 1));

@@ -46,9 +46,10 @@ struct WireFormats {
   std::optional<WireFormat> combine;
   std::optional<WireFormat> combine_backward;
   std::optional<WireFormat> dispatch_backward;
+  int block_columns = kDefaultBlockColumns;
 };
-/// A comma list of "NAME" for dispatch and combine, and "CALL=NAME" for one call, in any order;
-/// empty = unset. What names a call goes before what does not.
+/// A comma list of "NAME" for dispatch and combine, "CALL=NAME" for one call, and "block=COLUMNS",
+/// in any order; empty = unset. What names a call goes before what does not.
 /// Errors: UsageError
 WireFormats parse_wire(const std::string& text);
 

@@ -15,15 +15,16 @@ namespace {
 /// The library cuts a range at eight fragments of the call with the longest rows.
 constexpr std::uint64_t kFragmentsPerRange = 8;
 
-plan::Framing framing_of(std::int64_t hidden, WireFormat wire) {
-  return plan::make_framing(wire_row_bytes(wire, hidden, kDefaultBlockColumns),
-                            wire::kFragmentHeaderBytes, kFragmentBytes);
+std::uint64_t row_bytes(const Scenario& scenario, WireFormat wire) {
+  return wire_row_bytes(wire, scenario.model.hidden, scenario.wire_block_columns);
+}
+
+plan::Framing framing_of(const Scenario& scenario, WireFormat wire) {
+  return plan::make_framing(row_bytes(scenario, wire), wire::kFragmentHeaderBytes, kFragmentBytes);
 }
 
 std::uint64_t fewest_rows_per_fragment(const Scenario& scenario) {
-  const auto rows = [&](WireFormat wire) {
-    return framing_of(scenario.model.hidden, wire).rows_per_fragment;
-  };
+  const auto rows = [&](WireFormat wire) { return framing_of(scenario, wire).rows_per_fragment; };
   return std::min({rows(scenario.wire_dispatch), rows(scenario.wire_combine),
                    rows(scenario.wire_combine_backward), rows(scenario.wire_dispatch_backward)});
 }
@@ -57,8 +58,8 @@ struct Estimator::RankBytes {
 Estimator::Estimator(const Scenario& scenario)
     : scenario_(scenario),
       experts_(scenario.topology, scenario.placement),
-      dispatch_framing_(framing_of(scenario.model.hidden, scenario.wire_dispatch)),
-      combine_framing_(framing_of(scenario.model.hidden, scenario.wire_combine)),
+      dispatch_framing_(framing_of(scenario, scenario.wire_dispatch)),
+      combine_framing_(framing_of(scenario, scenario.wire_combine)),
       row_bytes_(static_cast<std::uint64_t>(scenario.model.hidden) *
                  element_bytes(scenario.model.dtype)),
       range_tokens_(kFragmentsPerRange * fewest_rows_per_fragment(scenario)) {
@@ -214,8 +215,7 @@ double logical_gb_per_s(const Scenario& scenario, const StrategyEstimate& estima
                         double us) {
   const WireFormat wire = call == Call::dispatch ? scenario.wire_dispatch : scenario.wire_combine;
   const double bytes =
-      estimate.logical_rows_per_rank *
-      static_cast<double>(wire_row_bytes(wire, scenario.model.hidden, kDefaultBlockColumns));
+      estimate.logical_rows_per_rank * static_cast<double>(row_bytes(scenario, wire));
   return us > 0 ? bytes / (us * 1e3) : std::numeric_limits<double>::quiet_NaN();
 }
 

@@ -110,7 +110,7 @@ double bound_like(const Scenario& scenario, const StrategyEstimate& estimate, co
   const double element = out ? one.dispatch_element_bytes : one.combine_element_bytes;
   const std::int64_t hidden = scenario.model.hidden;
   const auto scaled = [&](const Flow& flow, WireFormat planned) {
-    const std::uint64_t row_bytes = wire_row_bytes(planned, hidden, kDefaultBlockColumns);
+    const std::uint64_t row_bytes = wire_row_bytes(planned, hidden, scenario.wire_block_columns);
     return flow.bound_us * element * static_cast<double>(hidden) / static_cast<double>(row_bytes);
   };
   return std::max(scaled(own.inter_node, out ? scenario.wire_dispatch : scenario.wire_combine),

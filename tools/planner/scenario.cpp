@@ -94,6 +94,7 @@ Scenario make_scenario(const PlanOptions& options) {
                         options.wire.combine_backward.value_or(gradient_wire(out, model.dtype)),
                     .wire_dispatch_backward =
                         options.wire.dispatch_backward.value_or(gradient_wire(back, model.dtype)),
+                    .wire_block_columns = options.wire.block_columns,
                     .routing = {},
                     .routing_name = {},
                     .notes = {}};

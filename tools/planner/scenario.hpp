@@ -23,6 +23,7 @@ struct Scenario {
   /// Of gradients, which are not planned, but have their part in how the library cuts ranges.
   WireFormat wire_combine_backward = WireFormat::bf16;
   WireFormat wire_dispatch_backward = WireFormat::bf16;
+  std::int64_t wire_block_columns = kDefaultBlockColumns;
   std::vector<support::RoutingData> routing;  ///< by rank
   std::string routing_name;                   ///< "group:8,4", ..., or "trace"
   bool as_model_routes = false;               ///< generated with the model's own pattern
