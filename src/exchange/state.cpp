@@ -43,10 +43,14 @@ WireRows wire_rows_of(const ExchangeOptions& options) {
   const auto rows = [&](const std::optional<WireFormat>& format) {
     return kernels::RowFormat(*format, options.wire_block_columns);
   };
+  // Gradients in f16 overflow as in FP16 arithmetic, or no loss scaler would see that they are lost.
+  const auto gradients = [&](const std::optional<WireFormat>& format) {
+    return is_quantised(*format) ? rows(format) : kernels::RowFormat(dtype_of(*format));
+  };
   return {.dispatch = rows(options.wire_dispatch),
           .combine = rows(options.wire_combine),
-          .combine_backward = rows(options.wire_combine_backward),
-          .dispatch_backward = rows(options.wire_dispatch_backward)};
+          .combine_backward = gradients(options.wire_combine_backward),
+          .dispatch_backward = gradients(options.wire_dispatch_backward)};
 }
 
 Framings framings_of(const RowShape& shape, const ExchangeOptions& options) {
