@@ -95,7 +95,7 @@ std::vector<std::byte> pack(DType dtype, const RowFormat& wire, const std::vecto
 std::vector<float> decoded(const RowFormat& wire, std::size_t hidden,
                            const std::vector<std::byte>& bytes) {
   std::vector<float> values(hidden);
-  support::decode_row(wire.format, wire.block_columns, bytes, values);
+  support::decode_row({wire.format, wire.block_columns}, bytes, values);
   return values;
 }
 
@@ -127,7 +127,7 @@ TEST(WireRows, PackIsTheOracles) {
         for (const DType dtype : testing::kDTypes) {
           const std::vector<float> values = values_of(kind, dtype, hidden, hidden);
           ASSERT_EQ(pack(dtype, wire, values),
-                    support::encode_row(wire.format, wire.block_columns, values))
+                    support::encode_row({wire.format, wire.block_columns}, values))
               << to_string(dtype) << ", kind " << static_cast<int>(kind);
         }
       }
@@ -185,7 +185,7 @@ class Terms {
     for (std::size_t i = 0; i < count; ++i) {
       const std::vector<float> values =
           values_of(Kind::normal, DType::f32, hidden, 100 * hidden + i);
-      bytes_.push_back(support::encode_row(wire.format, wire.block_columns, values));
+      bytes_.push_back(support::encode_row({wire.format, wire.block_columns}, values));
       values_.push_back(decoded(wire, hidden, bytes_.back()));
     }
     for (std::size_t i = 0; i < count; ++i) {
@@ -224,7 +224,7 @@ TEST(WireRows, SumsReadAndWriteThem) {
         row.out = packed.last(wire.row_bytes(columns));
         sum_rows({wire, columns, {&row, 1}, terms.crossing, wire.block_columns});
         ASSERT_EQ(std::vector<std::byte>(row.out, row.out + wire.row_bytes(columns)),
-                  support::encode_row(wire.format, wire.block_columns, sums))
+                  support::encode_row({wire.format, wire.block_columns}, sums))
             << count << " terms";
       }
     });
@@ -330,7 +330,7 @@ TEST(WireRows, F16SaturatesOnTheWireOnly) {
                                     std::numeric_limits<float>::quiet_NaN(),
                                     -65536.F};
     std::vector<float> crossed = values;
-    support::cross(WireFormat::f16, 0, crossed);
+    support::cross({WireFormat::f16}, crossed);
     const auto half = [](const std::byte* at) { return testing::value_of(DType::f16, at); };
     const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
     const std::vector<std::byte> packed = pack(DType::f32, {WireFormat::f16, 0}, values);

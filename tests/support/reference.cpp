@@ -82,9 +82,7 @@ void Reference::arrived(int rank, const RowOrigin& origin, std::span<float> valu
   std::fill(values.begin(), values.end(), 0.0F);
   if (origin.is_alignment()) return;
   model_.token(origin.source, origin.token, values);
-  if (crosses(origin.source, rank)) {
-    cross(group_.wire_dispatch, group_.wire_block_columns, values);
-  }
+  if (crosses(origin.source, rank)) cross_nodes(group_.wire_dispatch, values);
 }
 
 void Reference::row(int rank, const RowOrigin& origin, std::span<float> values) const {
@@ -92,8 +90,8 @@ void Reference::row(int rank, const RowOrigin& origin, std::span<float> values) 
   round_values(group_.dtype, values);
 }
 
-void Reference::cross_home(std::span<float> values) const {
-  cross(group_.wire_combine, group_.wire_block_columns, values);
+void Reference::cross_nodes(WireFormat format, std::span<float> values) const {
+  cross({format, group_.wire_block_columns}, values);
 }
 
 void Reference::extra(const RowOrigin& origin, std::span<std::byte> bytes) const {

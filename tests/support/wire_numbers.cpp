@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "support/numbers.hpp"
 
@@ -71,9 +72,23 @@ std::size_t count_blocks(std::size_t columns, std::size_t block) {
   return columns / block + (columns % block != 0 ? 1 : 0);
 }
 
-std::vector<std::byte> quantised(WireFormat format, std::size_t block,
-                                 std::span<const float> values) {
-  const bool fp8 = format == WireFormat::fp8_e4m3fn;
+// The dtype whose numbers cross as they are; none where codes do.
+std::optional<DType> numbers_of(WireFormat format) {
+  switch (format) {
+    case WireFormat::f32: return DType::f32;
+    case WireFormat::bf16: return DType::bf16;
+    case WireFormat::f16: return DType::f16;
+    case WireFormat::fp8_e4m3fn:
+    case WireFormat::int8: return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::size_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
+
+std::vector<std::byte> quantised(const Wire& wire, std::span<const float> values) {
+  const bool fp8 = wire.format == WireFormat::fp8_e4m3fn;
+  const auto block = static_cast<std::size_t>(wire.block_columns);
   const std::size_t num_blocks = count_blocks(values.size(), block);
   std::vector<std::byte> bytes(num_blocks * 4 + values.size());
   for (std::size_t b = 0; b < num_blocks; ++b) {
@@ -91,47 +106,46 @@ std::vector<std::byte> quantised(WireFormat format, std::size_t block,
 
 }  // namespace
 
-std::vector<std::byte> encode_row(WireFormat format, std::int64_t block_columns,
-                                  std::span<const float> values) {
-  if (is_quantised(format)) {
-    return quantised(format, static_cast<std::size_t>(block_columns), values);
-  }
-  const std::size_t size = element_bytes(format);
+std::vector<std::byte> encode_row(const Wire& wire, std::span<const float> values) {
+  const std::optional<DType> dtype = numbers_of(wire.format);
+  if (!dtype) return quantised(wire, values);
+  const std::size_t size = bytes_of(*dtype);
   std::vector<std::byte> bytes(values.size() * size);
   for (std::size_t i = 0; i < values.size(); ++i) {
     float value = values[i];
-    if (format == WireFormat::f16 && std::isfinite(value)) {
+    if (wire.format == WireFormat::f16 && std::isfinite(value)) {
       value = std::clamp(value, -65504.0F, 65504.0F);
     }
-    const std::uint32_t bits = to_bits(dtype_of(format), value);
+    const std::uint32_t bits = to_bits(*dtype, value);
     std::memcpy(&bytes[i * size], &bits, size);
   }
   return bytes;
 }
 
-void decode_row(WireFormat format, std::int64_t block_columns, std::span<const std::byte> bytes,
-                std::span<float> values) {
-  const auto block = static_cast<std::size_t>(block_columns);
-  const std::size_t size = element_bytes(format);
-  const std::size_t start = is_quantised(format) ? count_blocks(values.size(), block) * 4 : 0;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, &bytes[start + i * size], size);
-    if (!is_quantised(format)) {
-      values[i] = from_bits(dtype_of(format), bits);
-      continue;
+void decode_row(const Wire& wire, std::span<const std::byte> bytes, std::span<float> values) {
+  if (const std::optional<DType> dtype = numbers_of(wire.format)) {
+    const std::size_t size = bytes_of(*dtype);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &bytes[i * size], size);
+      values[i] = from_bits(*dtype, bits);
     }
+    return;
+  }
+  const auto block = static_cast<std::size_t>(wire.block_columns);
+  const std::size_t codes = count_blocks(values.size(), block) * 4;
+  for (std::size_t i = 0; i < values.size(); ++i) {
     float scale = 0;
     std::memcpy(&scale, &bytes[i / block * 4], 4);
-    const auto code = static_cast<std::uint8_t>(bits);
-    values[i] = (format == WireFormat::int8 ? static_cast<float>(static_cast<std::int8_t>(code))
-                                            : fp8_value(code)) *
-                scale;
+    const auto code = std::to_integer<std::uint8_t>(bytes[codes + i]);
+    values[i] = scale * (wire.format == WireFormat::int8
+                             ? static_cast<float>(static_cast<std::int8_t>(code))
+                             : fp8_value(code));
   }
 }
 
-void cross(WireFormat format, std::int64_t block_columns, std::span<float> values) {
-  decode_row(format, block_columns, encode_row(format, block_columns, values), values);
+void cross(const Wire& wire, std::span<float> values) {
+  decode_row(wire, encode_row(wire, values), values);
 }
 
 }  // namespace ferry::support

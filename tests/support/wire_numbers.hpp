@@ -14,13 +14,17 @@ namespace ferry::support {
 inline constexpr WireFormat kWireFormats[] = {WireFormat::f32, WireFormat::bf16, WireFormat::f16,
                                               WireFormat::fp8_e4m3fn, WireFormat::int8};
 
+/// How rows of one kind cross.
+struct Wire {
+  WireFormat format = WireFormat::f32;
+  std::int64_t block_columns = 128;
+};
+
 /// A row as it crosses, byte by byte.
-std::vector<std::byte> encode_row(WireFormat format, std::int64_t block_columns,
-                                  std::span<const float> values);
+std::vector<std::byte> encode_row(const Wire& wire, std::span<const float> values);
 /// The FP32 values of such a row.
-void decode_row(WireFormat format, std::int64_t block_columns, std::span<const std::byte> bytes,
-                std::span<float> values);
+void decode_row(const Wire& wire, std::span<const std::byte> bytes, std::span<float> values);
 /// What is left of values that crossed.
-void cross(WireFormat format, std::int64_t block_columns, std::span<float> values);
+void cross(const Wire& wire, std::span<float> values);
 
 }  // namespace ferry::support
