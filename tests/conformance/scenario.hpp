@@ -46,6 +46,8 @@ class Layer {
   Reference reference(std::uint64_t seed) const;
   /// Rows that are special whatever the seed.
   std::vector<SpecialRow> special_rows;
+  /// What gradients of rows are multiplied with, a power of two.
+  float gradient_factor = 1;
 
  private:
   Group group_;
@@ -98,7 +100,7 @@ class RankLayer {
   int rank() const { return rank_; }
   /// The way back of the rows of this use.
   support::BackwardReference backward() const {
-    return {layer_.reference(seed_), ~seed_};
+    return {layer_.reference(seed_), ~seed_, layer_.gradient_factor};
   }
 
  private:

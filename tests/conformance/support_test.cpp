@@ -131,6 +131,23 @@ TEST(Oracle, RoundsWhatCrossesOnceAndNothingElse) {
   EXPECT_EQ(out_of(group, fine, routing, 0), rounded(home + (rank_1 + rank_2)));
 }
 
+TEST(Oracle, SumsInF16SaturateOnTheirWayHomeUnlessTheyAreGradients) {
+  // Two experts on node 0, two on node 1; two terms of 40000 are more than f16 can hold.
+  Group group{.topology = Topology::uniform(2, 1), .placement = Placement::contiguous(4, 2),
+              .hidden = 1, .wire_combine = WireFormat::f16};
+  const std::vector<float> large(4, 40000.0F);
+  const std::vector<float> ones(2, 1.0F);
+  const auto run = [&](std::vector<std::int32_t> ids) {
+    return out_of(group, large, Routing::of(1, 2, std::span<const std::int32_t>(ids), ones), 0);
+  };
+  EXPECT_EQ(run({0, 1}), 80000.0F);
+  EXPECT_EQ(run({2, 3}), 65504.0F);
+  group.gradients = true;
+  EXPECT_EQ(run({0, 1}), 80000.0F);
+  EXPECT_EQ(run({2, 3}), std::numeric_limits<float>::infinity());
+  EXPECT_EQ(run({2, -1}), 40000.0F);
+}
+
 TEST(Oracle, RepeatedExpertsAreOneTermWithTheSumOfTheirWeights) {
   Group group{.topology = Topology::single_node(1), .placement = Placement::contiguous(2, 1),
               .hidden = 1};

@@ -2,6 +2,8 @@
 // for bit, whatever the strategy, layout, weights, row length and block; what is not finite stays
 // with its token; gradients are quantised only where that was asked for; bytes are as planned.
 
+#include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 
@@ -71,6 +73,47 @@ TEST_P(WireFormats, WhatIsNotFiniteStaysWithItsToken) {
     Layer special = layer(kWires[0], 129);
     for (int rank = 0; rank < num_ranks(); ++rank) special.special_rows.push_back({rank, 1, value});
     run(special);
+  }
+}
+
+/// How many elements of the gradients that reach a rank are infinite or NaN, and of how many, where
+/// they come from its own node, or from another.
+struct Overflow {
+  std::int64_t lost = 0;
+  std::int64_t elements = 0;
+};
+
+Overflow overflow_of(const support::BackwardReference& reference, int rank, bool from_own_node) {
+  const Group& group = reference.forward().group();
+  std::vector<float> values(static_cast<std::size_t>(group.hidden));
+  Overflow overflow;
+  for (const support::RowOrigin& origin : reference.forward().rows_of(rank)) {
+    if (origin.is_alignment()) continue;
+    if (group.topology.same_node(rank, origin.source) != from_own_node) continue;
+    reference.grad_y(rank, origin, values);
+    overflow.elements += group.hidden;
+    overflow.lost += std::ranges::count_if(values, [](float v) { return !std::isfinite(v); });
+  }
+  return overflow;
+}
+
+// Rows forward saturate, so that no token is lost by crossing; gradients must not, or no loss scaler
+// would see that they are lost. Inside a node they are FP32 sums or numbers of the dtype.
+TEST_P(WireFormats, F16SaturatesForwardAndOverflowsBackward) {
+  constexpr WireFormat kF16 = WireFormat::f16;
+  Layer large = layer({kF16, kF16, kF16, kF16}, 129);
+  const DType dtype = large.group().dtype;
+  // Rows themselves can be too large for f16 in the other dtypes, in f16 only their sums can.
+  const float row = dtype == DType::f16 ? 40000.F : 1e5F;
+  for (int rank = 0; rank < num_ranks(); ++rank) large.special_rows.push_back({rank, 1, row});
+  large.gradient_factor = dtype == DType::f16 ? 0x1p11F : 0x1p13F;
+  run(large, {.backward = Backward::weights});
+  if (dtype == DType::f16) return;
+  const support::BackwardReference reference(large.reference(1), 2, large.gradient_factor);
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    EXPECT_EQ(overflow_of(reference, rank, true).lost, 0) << "rank " << rank;
+    const Overflow remote = overflow_of(reference, rank, false);
+    if (remote.elements > 0) EXPECT_GT(remote.lost, 0) << "rank " << rank;
   }
 }
 

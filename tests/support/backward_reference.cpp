@@ -39,16 +39,31 @@ WireFormat of_gradients(const Group& group, std::optional<WireFormat> asked, Wir
 
 // Gradients that go out to the experts.
 Group outgoing(Group group) {
+  group.gradients = true;
   group.wire_dispatch = of_gradients(group, group.wire_combine_backward, group.wire_dispatch);
   return group;
 }
 
 // Rows that come home from experts, unweighted; they have not crossed on the way out.
 Group unweighted(Group group) {
+  group.gradients = true;
   group.weights = WeightMode::none;
   group.wire_combine = of_gradients(group, group.wire_dispatch_backward, group.wire_combine);
   group.wire_dispatch = plain(group);
   return group;
+}
+
+// Rows of `seed`, all multiplied with one factor.
+Model gradients_of(std::uint64_t seed, float factor, DType dtype) {
+  Model model = hashed_model(seed, dtype);
+  if (factor == 1) return model;
+  model.token = [hashed = model.token, factor, dtype](int rank, std::int64_t token,
+                                                      std::span<float> values) {
+    hashed(rank, token, values);
+    for (float& value : values) value *= factor;
+    round_values(dtype, values);
+  };
+  return model;
 }
 
 // 16 sums, column c to sum c mod 16, then halves onto halves.
@@ -66,13 +81,17 @@ float dot(std::span<const float> a, std::span<const float> b) {
 
 }  // namespace
 
-BackwardReference::BackwardReference(Reference forward, std::uint64_t seed)
+BackwardReference::BackwardReference(Reference forward, std::uint64_t seed, float factor)
     : forward_(std::move(forward)),
       seed_(seed),
-      grad_out_(outgoing(forward_.group()), hashed_model(seed, forward_.group().dtype),
+      grad_out_(outgoing(forward_.group()), gradients_of(seed, factor, forward_.group().dtype),
                 routing_of(forward_)),
-      grad_rows_(unweighted(forward_.group()), hashed_model(seed + 1, forward_.group().dtype),
-                 routing_of(forward_)) {}
+      grad_rows_(unweighted(forward_.group()),
+                 gradients_of(seed + 1, factor, forward_.group().dtype), routing_of(forward_)) {}
+
+void BackwardReference::grad_out(int rank, std::int64_t token, std::span<float> values) const {
+  grad_out_.arrived(rank, {.source = rank, .token = token}, values);
+}
 
 void BackwardReference::grad_y(int rank, const RowOrigin& origin, std::span<float> values) const {
   grad_out_.arrived(rank, origin, values);

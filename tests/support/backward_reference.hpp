@@ -12,10 +12,12 @@ namespace ferry::support {
 class BackwardReference {
  public:
   /// Gradients of outputs are rows of `seed`; what experts make of them and gradients of row
-  /// weights are drawn from it, too.
-  BackwardReference(Reference forward, std::uint64_t seed);
+  /// weights are drawn from it, too. `factor`, a power of two, makes gradients of rows larger.
+  BackwardReference(Reference forward, std::uint64_t seed, float factor = 1);
   const Reference& forward() const { return forward_; }
-  std::uint64_t seed() const { return seed_; }
+
+  /// The gradient of a rank's own output, before it goes anywhere.
+  void grad_out(int rank, std::int64_t token, std::span<float> values) const;
 
   /// What combine_backward brings into row `origin` of a rank's window; 0 in an alignment row.
   void grad_y(int rank, const RowOrigin& origin, std::span<float> values) const;

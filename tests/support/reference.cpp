@@ -91,7 +91,7 @@ void Reference::row(int rank, const RowOrigin& origin, std::span<float> values) 
 }
 
 void Reference::cross_nodes(WireFormat format, std::span<float> values) const {
-  cross({format, group_.wire_block_columns}, values);
+  cross({format, group_.wire_block_columns, group_.gradients}, values);
 }
 
 void Reference::extra(const RowOrigin& origin, std::span<std::byte> bytes) const {

@@ -34,6 +34,7 @@ struct Group {
   std::int64_t extra_bytes = 0;
   bool row_sources = false;  ///< asked for; some modes have them anyway
   std::int64_t wire_block_columns = 128;
+  bool gradients = false;  ///< rows are gradients, which f16 between nodes lets overflow
   /// Unset: as on the way forward, or the dtype where that is quantised.
   std::optional<WireFormat> wire_combine_backward{};
   std::optional<WireFormat> wire_dispatch_backward{};

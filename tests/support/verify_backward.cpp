@@ -28,7 +28,11 @@ bool same_bits(float a, float b) {
 }  // namespace
 
 void fill_grad_out(const BackwardReference& reference, int rank, Matrix grad_out) {
-  fill_rows(reference.seed(), rank, grad_out);
+  std::vector<float> values = row_of(reference);
+  for (std::int64_t token = 0; token < grad_out.rows; ++token) {
+    reference.grad_out(rank, token, values);
+    store_values(values, grad_out, token);
+  }
 }
 
 void fill_grad_rows(const BackwardReference& reference, int rank, Matrix grad_rows) {

@@ -113,7 +113,7 @@ std::vector<std::byte> encode_row(const Wire& wire, std::span<const float> value
   std::vector<std::byte> bytes(values.size() * size);
   for (std::size_t i = 0; i < values.size(); ++i) {
     float value = values[i];
-    if (wire.format == WireFormat::f16 && std::isfinite(value)) {
+    if (wire.format == WireFormat::f16 && !wire.gradients && std::isfinite(value)) {
       value = std::clamp(value, -65504.0F, 65504.0F);
     }
     const std::uint32_t bits = to_bits(*dtype, value);

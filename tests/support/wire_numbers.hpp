@@ -18,6 +18,7 @@ inline constexpr WireFormat kWireFormats[] = {WireFormat::f32, WireFormat::bf16,
 struct Wire {
   WireFormat format = WireFormat::f32;
   std::int64_t block_columns = 128;
+  bool gradients = false;  ///< a finite value that f16 cannot hold becomes infinite
 };
 
 /// A row as it crosses, byte by byte.
