@@ -136,4 +136,18 @@ std::vector<Point> mode_points(const std::vector<std::string>& topologies) {
   return points;
 }
 
+std::vector<Point> paired_points(const std::vector<std::string>& topologies) {
+  std::vector<Point> points = mode_points(topologies);
+  if (only_topology()) return points;
+  std::erase_if(points, [&](const Point& point) {
+    const std::vector<Mode> modes = modes_of(point.strategy);
+    const auto turn = (std::ranges::find(modes, point.mode) - modes.begin()) +
+                      static_cast<std::ptrdiff_t>(point.strategy) +
+                      static_cast<std::ptrdiff_t>(point.dtype);
+    const std::string& name = topologies[static_cast<std::size_t>(turn) % topologies.size()];
+    return point.topology.name != name;
+  });
+  return points;
+}
+
 }  // namespace ferry::conformance

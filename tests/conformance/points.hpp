@@ -59,6 +59,9 @@ std::vector<Point> few_points(const std::vector<std::string>& topologies);
 std::vector<Mode> modes_of(Strategy strategy);
 /// Strategies x their modes, stepped with all dtypes, on threads with bf16.
 std::vector<Point> mode_points(const std::vector<std::string>& topologies);
+/// The same with each (mode, dtype) on one of the topologies only, so that every pair of two of
+/// mode, dtype and topology is still there.
+std::vector<Point> paired_points(const std::vector<std::string>& topologies);
 std::string name_of(const ::testing::TestParamInfo<Point>& info);
 
 }  // namespace ferry::conformance

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -117,56 +118,61 @@ TEST_P(WireFormats, F16SaturatesForwardAndOverflowsBackward) {
   }
 }
 
-TEST_P(WireFormats, GradientsAreQuantisedOnlyWhenAsked) {
-  const Group plain = layer({kFp8, kInt8}, 8).group();
-  const Group asked = layer({kFp8, WireFormat::f32, kInt8, std::nullopt}, 8).group();
-  run([&](RankContext& context) -> Task {
-    const ExchangeOptions by_default = make_exchange(context, plain).options();
-    support::require(by_default.wire_combine_backward == wire_format_of(plain.dtype) &&
-                         by_default.wire_dispatch_backward == wire_format_of(plain.dtype),
-                     "gradients follow a quantised format that nobody asked for");
-    const ExchangeOptions chosen = make_exchange(context, asked).options();
-    support::require(
-        chosen.wire_combine_backward == kInt8 && chosen.wire_dispatch_backward == WireFormat::f32,
-        "gradients do not have the format that was asked for");
-    co_return;
-  });
-}
+INSTANTIATE_TEST_SUITE_P(All, WireFormats,
+                         ::testing::ValuesIn(paired_points({"2x4", "8x1", "3+5"})), name_of);
 
-TEST_P(WireFormats, RowsOf2048TakeAtMost53PercentOfBf16) {
-  const auto bytes_of = [&](const Wires& wires) {
-    Layer made = layer(wires, 2048);
-    std::uint64_t bytes = 0;
+class WireBytes : public WireFormats {};
+
+// What the transports have sent, headers and metadata included.
+TEST_P(WireBytes, RowsOf2048TakeAtMost53PercentOfBf16) {
+  const auto bytes_of = [&](WireFormat format) {
+    const Layer made = layer({format, format}, 2048);
+    std::vector<std::uint64_t> sent(static_cast<std::size_t>(num_ranks()));
     run([&](RankContext& context) -> Task {
       ExchangeOptions options = options_of(made.group());
       options.fragment_bytes = 0;
       options.range_tokens = 0;
-      Exchange exchange(context.transport(), made.group().placement, {2048, DType::bf16}, options);
-      const Plan plan = co_await exchange.start_plan(made.routing(context.rank()));
-      const PlanSummary& planned = plan.summary();
-      if (context.rank() == 0) {
-        bytes = planned.metadata_bytes + planned.inter_node_bytes_dispatch +
-                planned.inter_node_bytes_combine;
-      }
+      Exchange exchange(context.transport(), made.group().placement,
+                        {made.group().hidden, made.group().dtype}, options);
+      co_await run_layer(context, exchange, made, {});
+      const TrafficCounters counters = context.transport().counters();
+      sent[static_cast<std::size_t>(context.rank())] =
+          counters.payload_bytes + counters.metadata_bytes;
     });
-    return static_cast<double>(bytes);
+    if (GetParam().transport == TransportKind::threads) support::gather_by_rank(sent);
+    return static_cast<double>(std::accumulate(sent.begin(), sent.end(), std::uint64_t{0}));
   };
-  if (GetParam().dtype != DType::bf16 || GetParam().transport != TransportKind::stepped) return;
-  const double bf16 = bytes_of({WireFormat::bf16, WireFormat::bf16});
+  const double bf16 = bytes_of(WireFormat::bf16);
+  EXPECT_GT(bf16, 0);
   for (const WireFormat format : {kFp8, kInt8}) {
-    EXPECT_LE(bytes_of({format, format}), 0.53 * bf16) << to_string(format);
+    EXPECT_LE(bytes_of(format), 0.53 * bf16) << to_string(format);
   }
 }
 
-std::vector<Point> points() {
-  std::vector<Point> result;
-  for (const Point& point : mode_points({"2x4", "8x1", "3+5"})) {
-    if (point.mode.row_alignment == 1 && point.mode.extra_bytes == 0) result.push_back(point);
-  }
-  return result;
-}
+INSTANTIATE_TEST_SUITE_P(All, WireBytes, ::testing::ValuesIn(few_points({"2x4", "3+5"})), name_of);
 
-INSTANTIATE_TEST_SUITE_P(All, WireFormats, ::testing::ValuesIn(points()), name_of);
+TEST(WireDefaults, GradientsAreQuantisedOnlyWhenAsked) {
+  constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
+  for (const DType dtype : kDTypes) {
+    const ProgramResult result = support::run_program({}, [&](RankContext& context) -> Task {
+      const auto shown = [&](const ExchangeOptions& options) {
+        return Exchange(context.transport(), Placement::contiguous(1, 1), {8, dtype}, options)
+            .options();
+      };
+      const ExchangeOptions unset = shown({.wire_dispatch = kFp8, .wire_combine = kInt8});
+      support::require(unset.wire_combine_backward == wire_format_of(dtype) &&
+                           unset.wire_dispatch_backward == wire_format_of(dtype),
+                       "gradients follow a quantised format that nobody asked for");
+      const ExchangeOptions asked = shown(
+          {.wire_dispatch = kFp8, .wire_combine = WireFormat::f32, .wire_combine_backward = kInt8});
+      support::require(
+          asked.wire_combine_backward == kInt8 && asked.wire_dispatch_backward == WireFormat::f32,
+          "gradients do not have the format that was asked for");
+      co_return;
+    });
+    EXPECT_TRUE(result.ok()) << result.describe();
+  }
+}
 
 }  // namespace
 }  // namespace ferry::conformance
