@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "conformance/scenario.hpp"
-#include "support/verify.hpp"
 
 namespace ferry::conformance {
 namespace {
@@ -27,12 +26,7 @@ class Early : public Conformance {
 Task finish_layer(RankContext& context, Exchange& exchange, RankLayer& memory, const Plan& plan,
                   const ExpertRows& rows) {
   memory.check_plan(plan);
-  memory.check_rows(rows);
-  const OutputRows y = exchange.output(plan);
-  support::run_experts(plan, rows.matrix(), y.matrix());
-  co_await exchange.start_combine(plan, y.matrix(), memory.out());
-  memory.check_out();
-  (void)context;
+  co_await use_rows(context, exchange, rows, memory, {});
 }
 
 class GatherFirst : public Early {};

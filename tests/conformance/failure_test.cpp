@@ -31,6 +31,13 @@ class Failing : public Conformance {
     const RoutingSpec spec{.num_experts = 2 * num_ranks(), .num_topk = 4};
     return {group(spec.num_experts), make_all_routing(spec, ragged(12), 3)};
   }
+  Layer quantised_layer() const {
+    const Layer plain = layer();
+    Group group = plain.group();
+    group.wire_dispatch = WireFormat::fp8_e4m3fn;
+    group.wire_combine = WireFormat::int8;
+    return {group, plain.all_routing()};
+  }
 };
 
 /// plan, dispatch, combine; `before` is called before each.
@@ -47,14 +54,22 @@ Task run_with(RankContext& context, const Layer& layer,
 }
 
 TEST_P(Failing, ARankThatThrowsFreesTheOthers) {
-  const Layer shared = layer();
+  const Layer plain = layer();
+  const Layer quantised = quantised_layer();
   const int culprit = num_ranks() / 2;
-  for (const Place place : kPlaces) {
-    SCOPED_TRACE(name_of_place(place));
+  struct Case {
+    const Layer& layer;
+    Place place;
+  };
+  for (const Case& one : {Case{plain, Place::plan}, Case{plain, Place::dispatch},
+                          Case{plain, Place::combine}, Case{quantised, Place::dispatch},
+                          Case{quantised, Place::combine}}) {
+    SCOPED_TRACE(fmt::format("{}, {} back", name_of_place(one.place),
+                             to_string(one.layer.group().wire_combine)));
     const ProgramResult result =
         support::run_program(program(), [&](RankContext& context) -> Task {
-          co_await run_with(context, shared, [&](Place now) {
-            if (now == place && context.rank() == culprit) {
+          co_await run_with(context, one.layer, [&](Place now) {
+            if (now == one.place && context.rank() == culprit) {
               throw std::runtime_error("the model went wrong");
             }
           });
@@ -140,9 +155,11 @@ class Damaged : public Failing {};
 TEST_P(Damaged, MessageIsRefusedAndNeverUsed) {
   // A bit flips anywhere in a fragment: the call fails with one text where it is noticed and where
   // it is missed; whoever ends well has the right rows.
-  const Layer shared = layer();
+  const Layer plain = layer();
+  const Layer quantised = quantised_layer();
   int refused = 0;
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    const Layer& shared = seed % 2 == 0 ? plain : quantised;
     ProgramOptions options = program();
     options.seed = seed;
     options.corrupt_first = {0, GetParam().topology.topology().rail_rank(0, 1)};

@@ -196,7 +196,13 @@ Task run_backward(RankContext& context, Exchange& exchange, const Plan& plan, Ra
 Task use_plan(RankContext& context, Exchange& exchange, const Plan& plan, RankLayer& memory,
               LayerRun run) {
   context.at("dispatch");
-  ExpertRows rows = co_await exchange.start_dispatch(plan, memory.x(), memory.extra());
+  const ExpertRows rows = co_await exchange.start_dispatch(plan, memory.x(), memory.extra());
+  co_await use_rows(context, exchange, rows, memory, run);
+}
+
+Task use_rows(RankContext& context, Exchange& exchange, const ExpertRows& rows, RankLayer& memory,
+              LayerRun run) {
+  const Plan& plan = rows.plan();
   memory.check_rows(rows);
   poison_free_slots(context.transport(), kStale);
   std::optional<OutputRows> output;

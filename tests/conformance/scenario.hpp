@@ -41,6 +41,7 @@ class Layer {
 
   const Group& group() const { return group_; }
   Routing routing(int rank) const { return routing_[static_cast<std::size_t>(rank)].view(); }
+  const std::vector<RoutingData>& all_routing() const { return routing_; }
   RoutingData& data(int rank) { return routing_[static_cast<std::size_t>(rank)]; }
   /// What must come out for rows of `seed`.
   Reference reference(std::uint64_t seed) const;
@@ -137,6 +138,10 @@ struct LayerRun {
 Task run_layer(RankContext& context, Exchange& exchange, const Layer& layer, LayerRun run);
 /// The same from dispatch on, on a plan that exists.
 Task use_plan(RankContext& context, Exchange& exchange, const Plan& plan, RankLayer& memory,
+              LayerRun run);
+
+/// The same from the rows of a dispatch on.
+Task use_rows(RankContext& context, Exchange& exchange, const ExpertRows& rows, RankLayer& memory,
               LayerRun run);
 
 /// Fixture of a case.

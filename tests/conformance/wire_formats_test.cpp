@@ -77,6 +77,36 @@ TEST_P(WireFormats, WhatIsNotFiniteStaysWithItsToken) {
   }
 }
 
+TEST_P(WireFormats, ExtraBytesAndAlignmentRideAlong) {
+  for (const Wires& wires : {kWires[0], kWires[1]}) {
+    const Layer plain = layer(wires, 129);
+    Group group = plain.group();
+    group.extra_bytes = 12;
+    if (group.layout == Layout::expert_major) group.row_alignment = 4;
+    run({group, plain.all_routing()}, {.backward = Backward::weights, .uses = 2});
+  }
+}
+
+TEST_P(WireFormats, RowsMayLeaveBeforeTheirPlan) {
+  const Layer shared = layer(kWires[1], 129);
+  run([&](RankContext& context) -> Task {
+    Exchange exchange = make_exchange(context, shared.group());
+    RankLayer memory(context, shared, 3);
+    // One rank comes so late that rows of others wait for it.
+    if (context.rank() == 1) co_await support::pause(300);
+    const Dispatched dispatched =
+        co_await exchange.start_plan_and_dispatch(memory.routing(), memory.x());
+    co_await use_rows(context, exchange, dispatched.rows, memory, {.backward = Backward::weights});
+    if (shared.group().strategy != Strategy::node_gather) co_return;
+    memory.use_seed(4);
+    Pending<ExpertRows> gathering = exchange.start_gather(memory.x());
+    if (context.rank() == 1) co_await support::pause(300);
+    const Plan plan = co_await exchange.start_plan(memory.routing(), gathering);
+    const ExpertRows rows = co_await gathering;
+    co_await use_rows(context, exchange, rows, memory, {.backward = Backward::weights});
+  });
+}
+
 /// How many elements of the gradients that reach a rank are infinite or NaN, and of how many, where
 /// they come from its own node, or from another.
 struct Overflow {
@@ -98,8 +128,8 @@ Overflow overflow_of(const support::BackwardReference& reference, int rank, bool
   return overflow;
 }
 
-// Rows forward saturate, so that no token is lost by crossing; gradients must not, or no loss scaler
-// would see that they are lost. Inside a node they are FP32 sums or numbers of the dtype.
+// Rows forward saturate, so that no token is lost by crossing; gradients must not, or no loss
+// scaler would see that they are lost. Inside a node they are FP32 sums or numbers of the dtype.
 TEST_P(WireFormats, F16SaturatesForwardAndOverflowsBackward) {
   constexpr WireFormat kF16 = WireFormat::f16;
   Layer large = layer({kF16, kF16, kF16, kF16}, 129);

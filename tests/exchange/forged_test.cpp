@@ -128,6 +128,37 @@ TEST(Forged, FragmentThatDoesNotFitEndsItsCallOnEveryRank) {
   }
 }
 
+// 16 columns of int8 are a scale of 4 bytes and 16 codes.
+TEST(Forged, QuantisedRowsOfAnotherSizeAreRefused) {
+  ExchangeOptions options = small_ranges();
+  options.wire_dispatch = WireFormat::int8;
+  options.fragment_bytes = wire::kFragmentHeaderBytes + 40;
+  const std::vector<std::uint32_t> sizes{
+      32,   // codes without scales
+      36,   // one scale for both rows
+      64};  // as rows of bf16
+  for (const std::uint32_t size : sizes) {
+    SCOPED_TRACE(size);
+    SteppedRanks ranks(nodes(2), options);
+    const std::vector<Plan> plans = ranks.plan_all();
+    auto call = ranks.exchange(0).start_dispatch(plans[0], ranks.x(0));
+    wire::FragmentHeader header = good_header();
+    header.payload_bytes = size;
+    std::vector<std::byte> message = fragment(header);
+    message.resize(wire::kFragmentHeaderBytes + size);
+    ranks.forge(1, 0, MessageKind::payload, message);
+    ASSERT_TRUE(ranks.work_until(ranks.all(), [&] { return call.done(); }));
+    const auto error = error_of(call);
+    expect_error(error, ErrorCode::corrupt_message,
+                 "has 2 rows in " + std::to_string(size) +
+                     " bytes; the plan says 2 rows in 40 bytes");
+    auto other = ranks.exchange(1).start_dispatch(plans[1], ranks.x(1));
+    ASSERT_TRUE(ranks.work_until(ranks.all(), [&] { return other.done(); }));
+    expect_error(error_of(other), ErrorCode::corrupt_message, error->what());
+    ranks.use(ranks.plan_all());
+  }
+}
+
 TEST(Forged, FragmentWithoutCreditIsRefused) {
   // What a plan grants is one fragment; the rest waits until the receiver starts its dispatch.
   SteppedRanks ranks(nodes(2));
