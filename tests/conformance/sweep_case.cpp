@@ -65,7 +65,8 @@ Group draw_group(Draw& draw) {
     rank_of_expert.push_back(static_cast<int>(draw.between(0, ranks - 1)));
   }
   group.placement = Placement::from_map(rank_of_expert);
-  group.hidden = draw.between(1, 40);
+  // Most rows are short; the others have several blocks, and a last one of any size.
+  group.hidden = draw.one_in(6) ? draw.between(65, 330) : draw.between(1, 40);
   const std::vector<DType> dtypes{DType::f32, DType::bf16, DType::f16};
   group.dtype = draw.of(dtypes);
   group.strategy = draw.of(std::vector<Strategy>{Strategy::flat, Strategy::rank_dedup,
@@ -75,6 +76,9 @@ Group draw_group(Draw& draw) {
   const WireFormat plain = wire_format_of(group.dtype);
   group.wire_dispatch = draw.one_in(3) ? draw.of(wires) : plain;
   group.wire_combine = draw.one_in(3) ? draw.of(wires) : plain;
+  if (draw.one_in(3)) group.wire_combine_backward = draw.of(wires);
+  if (draw.one_in(3)) group.wire_dispatch_backward = draw.of(wires);
+  group.wire_block_columns = draw.of(std::vector<std::int64_t>{64, 128, 2048});
   return with_mode(group, draw_mode(draw, group.strategy));
 }
 
@@ -178,8 +182,9 @@ class SweepRank {
     running_.clear();
     context.at("the last layer");
     context.end_injection();
-    co_await run_layer(context, exchange_, *sweep_.last, {.seed = sweep_.seed + 1000,
-                                                          .check_bytes = false});
+    co_await run_layer(
+        context, exchange_, *sweep_.last,
+        {.backward = sweep_.backward, .seed = sweep_.seed + 1000, .check_bytes = false});
   }
 
  private:
@@ -310,6 +315,7 @@ SweepCase draw_case(std::uint64_t seed, bool may_cancel) {
     sweep.layers.push_back(draw_layer(draw, group, num_topk));
   }
   sweep.last.emplace(draw_layer(draw, group, num_topk));
+  if (draw.one_in(2)) sweep.backward = Backward::weights;
   sweep.calls = draw_calls(draw, num_layers);
   sweep.options = options_of(group);
   sweep.options.fragment_bytes = draw.of(std::vector<std::int64_t>{0, 130, 300, 700, 5000});
@@ -323,10 +329,10 @@ SweepCase draw_case(std::uint64_t seed, bool may_cancel) {
   sweep.program.max_hold_steps =
       static_cast<std::uint64_t>(draw.of(std::vector<std::int64_t>{0, 300, 3000}));
   if (may_cancel && draw.one_in(3)) {
-    sweep.program.injection = support::Injection{
-        static_cast<std::uint64_t>(draw.between(0, 1200)),
-        static_cast<int>(draw.between(0, group.topology.num_ranks() - 1)),
-        fmt::format("given up in sweep {}", seed)};
+    sweep.program.injection =
+        support::Injection{static_cast<std::uint64_t>(draw.between(0, 1200)),
+                           static_cast<int>(draw.between(0, group.topology.num_ranks() - 1)),
+                           fmt::format("given up in sweep {}", seed)};
   }
   return sweep;
 }
@@ -341,8 +347,8 @@ SweepCase small_case(Strategy strategy, const Topology& topology) {
   const RoutingSpec spec{.num_experts = group.placement.num_experts(), .num_topk = 3};
   sweep.layers.emplace_back(group, make_all_routing(spec, tokens, 1));
   sweep.last.emplace(group, make_all_routing(spec, tokens, 2));
-  sweep.calls = {{SweepCall::Kind::plan, 0}, {SweepCall::Kind::dispatch, 0},
-                 {SweepCall::Kind::combine, 0}};
+  sweep.calls = {
+      {SweepCall::Kind::plan, 0}, {SweepCall::Kind::dispatch, 0}, {SweepCall::Kind::combine, 0}};
   sweep.options = options_of(group);
   sweep.options.fragment_bytes = 160;
   sweep.options.range_tokens = 2;
@@ -362,14 +368,19 @@ ProgramResult run_case(const SweepCase& sweep) {
 
 std::string SweepCase::describe() const {
   const Group& group = layers.front().group();
+  const auto gradients = [](const std::optional<WireFormat>& wire) {
+    return wire ? to_string(*wire) : "unset";
+  };
   std::string text = fmt::format(
-      "seed {} (replay with --seed {}): {} {} {} {} wires {} {} hidden {} experts {} "
-      "fragment_bytes {} range_tokens {} ranges_in_flight {} delay {} hold {}, calls:",
-      seed, seed, group.topology.describe(), to_string(group.strategy),
-      to_string(mode_of(group)), to_string(group.dtype),
-      to_string(group.wire_dispatch), to_string(group.wire_combine), group.hidden,
-      group.placement.num_experts(), options.fragment_bytes, options.range_tokens,
-      options.ranges_in_flight, program.max_delay_steps, program.max_hold_steps);
+      "seed {} (replay with --seed {}): {} {} {} {} wires {} {}, of gradients {} {}, blocks of {} "
+      "hidden {} experts {} fragment_bytes {} range_tokens {} ranges_in_flight {} delay {} hold "
+      "{}, calls:",
+      seed, seed, group.topology.describe(), to_string(group.strategy), to_string(mode_of(group)),
+      to_string(group.dtype), to_string(group.wire_dispatch), to_string(group.wire_combine),
+      gradients(group.wire_combine_backward), gradients(group.wire_dispatch_backward),
+      group.wire_block_columns, group.hidden, group.placement.num_experts(), options.fragment_bytes,
+      options.range_tokens, options.ranges_in_flight, program.max_delay_steps,
+      program.max_hold_steps);
   for (const SweepCall& call : calls) {
     constexpr const char* kNames[] = {"plan", "dispatch", "combine"};
     text += fmt::format(" {}({})", kNames[static_cast<int>(call.kind)], call.layer);

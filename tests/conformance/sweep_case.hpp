@@ -25,8 +25,9 @@ struct SweepCase {
   ExchangeOptions options;
   std::vector<Layer> layers;
   std::vector<SweepCall> calls;
-  /// Layer that is run at the end, on its own.
+  /// Layer that is run at the end, on its own, and whether its gradients follow.
   std::optional<Layer> last;
+  Backward backward = Backward::none;
 
   /// Everything that was drawn, for a failure.
   std::string describe() const;
