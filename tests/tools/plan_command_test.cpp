@@ -108,6 +108,25 @@ TEST(PlanCommand, PlansTheBytesThatABenchCounts) {
   expect_same_bytes("--cluster h800 " + trace, trace);
 }
 
+TEST(PlanCommand, JsonHasTheFormatsOfAllCalls) {
+  const std::string plan = "plan --model deepseek-v3 --cluster h800 --nodes 2 --tokens 8 --json ";
+  const auto first_of = [&](const std::string& wire) {
+    return json_lines(ferry(plan + wire).out).at(0);
+  };
+  const Json unset = first_of("--wire fp8");
+  EXPECT_EQ(unset.at("wire_combine_backward"), "bf16");
+  EXPECT_EQ(unset.at("wire_dispatch_backward"), "bf16");
+  EXPECT_EQ(unset.at("wire_block_columns"), 128);
+  const Json chosen = first_of("--wire fp8,combine_backward=f32,dispatch_backward=int8,block=64");
+  EXPECT_EQ(chosen.at("wire_dispatch"), "fp8_e4m3fn");
+  EXPECT_EQ(chosen.at("wire_combine"), "fp8_e4m3fn");
+  EXPECT_EQ(chosen.at("wire_combine_backward"), "f32");
+  EXPECT_EQ(chosen.at("wire_dispatch_backward"), "int8");
+  EXPECT_EQ(chosen.at("wire_block_columns"), 64);
+  // Longer rows of gradients make shorter ranges, whoever plans them.
+  EXPECT_LT(chosen.at("range_tokens"), unset.at("range_tokens"));
+}
+
 TEST(PlanCommand, EndsWithTheExitCodesOfABench) {
   for (const char* arguments :
        {"plan", "plan --model deepseek-v3", "plan --cluster h800", "plan --no-such-flag",
@@ -134,9 +153,9 @@ TEST(PlanCommand, EndsWithTheExitCodesOfABench) {
 TEST(PlanCommand, HelpNamesEveryFlag) {
   const Outcome help = ferry("plan --help");
   EXPECT_EQ(help.code, 0);
-  for (const char* flag :
-       {"--model", "--cluster", "--nodes", "--ranks-per-node", "--tokens", "--trace", "--layer",
-        "--routing", "--wire", "--seed", "--json", "Examples:", "Exit codes:"}) {
+  for (const char* flag : {"--model", "--cluster", "--nodes", "--ranks-per-node", "--tokens",
+                           "--trace", "--layer", "--routing", "--wire", "CALL=NAME",
+                           "block=COLUMNS", "--seed", "--json", "Examples:", "Exit codes:"}) {
     EXPECT_NE(help.out.find(flag), std::string::npos) << flag;
   }
 }

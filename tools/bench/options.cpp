@@ -278,11 +278,7 @@ void add_where_flags(const FlagGroup& group, BenchFlags& flags) {
       .add("--weights", flags.weights,
            "who applies routing weights: at_combine, at_expert (the caller) or none")
       ->capture_default_str();
-  group
-      .add("--wire", flags.wire,
-           "format of rows between nodes: NAME for both directions [,CALL=NAME] "
-           "[,block=COLUMNS]; f32, bf16, f16, fp8 or int8; default the dtype")
-      ->type_name("NAME");
+  group.add("--wire", flags.wire, tools::kWireHelp)->type_name("NAME");
   group
       .add("--link-rate", flags.link_rate,
            "slow each node's link to this rate, for example 1gbit; 0 = as fast as memory")

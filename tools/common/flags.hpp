@@ -52,6 +52,9 @@ struct WireFormats {
 /// in any order; empty = unset. What names a call goes before what does not.
 /// Errors: UsageError
 WireFormats parse_wire(const std::string& text);
+inline constexpr const char* kWireHelp =
+    "format of rows between nodes: NAME for both directions [,CALL=NAME] [,block=COLUMNS]; f32, "
+    "bf16, f16, fp8 or int8; default the dtype";
 
 /// One count for all ranks, a comma list with one per rank, or empty for the default.
 /// Errors: UsageError

@@ -38,10 +38,7 @@ void add_plan_flags(CLI::App& command, PlanFlags& flags) {
       ->capture_default_str();
   add(kWhere, "--ranks-per-node", flags.ranks_per_node,
       "ranks of each node; default: the cluster's");
-  add(kWhere, "--wire", flags.wire,
-      "format of rows between nodes: NAME for both directions [,combine=NAME]; f32, bf16, f16, fp8 "
-      "or int8; default the dtype")
-      ->type_name("NAME");
+  add(kWhere, "--wire", flags.wire, tools::kWireHelp)->type_name("NAME");
   command.add_flag("--json", flags.json, "one JSON object per line and strategy; docs/metrics.md")
       ->group("How it is told");
 }

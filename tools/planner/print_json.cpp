@@ -93,6 +93,9 @@ std::string to_json(const PlanReport& report, const StrategyEstimate& estimate) 
                {"seed", options.seed},
                {"wire_dispatch", to_string(scenario.wire_dispatch)},
                {"wire_combine", to_string(scenario.wire_combine)},
+               {"wire_combine_backward", to_string(scenario.wire_combine_backward)},
+               {"wire_dispatch_backward", to_string(scenario.wire_dispatch_backward)},
+               {"wire_block_columns", scenario.wire_block_columns},
                {"fragment_bytes", kFragmentBytes},
                {"range_tokens", report.range_tokens}};
   json["dispatch"] = json_of(scenario, estimate, Call::dispatch);
