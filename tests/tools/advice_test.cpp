@@ -70,6 +70,41 @@ TEST(Advice, QuotesTheBytesAndTheLink) {
   EXPECT_NE(why.find("time follows bytes"), std::string::npos) << why;
 }
 
+TEST(Advice, NamesQuantisedRowsWithWhatTheySaveAndLose) {
+  Setting setting = make_setting(2);
+  setting.workload.shape.hidden = 2048;
+  const std::vector<StrategyResult> full = {result_of(Strategy::flat, 1000, 40'000'000)};
+  const auto next = [&](const std::vector<StrategyResult>& results) {
+    return what_next(make_context(setting, true), results);
+  };
+  // A row of 2048 is 4096 bytes in bf16, and 2048 + 4 x 16 quantised.
+  std::string words = next(full);
+  EXPECT_NE(words.find("--wire fp8 or int8: the link is the limit"), std::string::npos) << words;
+  EXPECT_NE(words.find("both ways would be 48 % fewer bytes"), std::string::npos) << words;
+  EXPECT_NE(words.find("at most 1/16 of itself"), std::string::npos) << words;
+  EXPECT_NE(words.find("the largest of its 128 columns, int8 by 1/254"), std::string::npos)
+      << words;
+
+  setting.options.wire.dispatch = WireFormat::fp8_e4m3fn;
+  words = next(full);
+  EXPECT_NE(words.find("--wire combine=fp8 or int8"), std::string::npos) << words;
+  EXPECT_NE(words.find("sums back would be 24 % fewer"), std::string::npos) << words;
+  std::vector<StrategyResult> few_back = full;
+  few_back.front().counted.combine = few_back.front().counted.dispatch / 20;
+  EXPECT_EQ(next(few_back).find("--wire"), std::string::npos) << next(few_back);
+
+  setting.options.wire = {.combine = WireFormat::int8};
+  words = next(full);
+  EXPECT_NE(words.find("--wire dispatch=fp8 or int8"), std::string::npos) << words;
+  setting.options.wire.dispatch = WireFormat::int8;
+  EXPECT_EQ(next(full).find("--wire"), std::string::npos) << next(full);
+
+  setting.options.wire = {};
+  std::vector<StrategyResult> idle = full;
+  idle.front().link_utilisation_dispatch = idle.front().link_utilisation_combine = 0.4;
+  EXPECT_EQ(next(idle).find("--wire"), std::string::npos) << next(idle);
+}
+
 TEST(Advice, FollowsTheSettingOfTheRun) {
   const std::vector<StrategyResult> one = {result_of(Strategy::flat, 1000, 0)};
   const Setting single = make_setting(1);

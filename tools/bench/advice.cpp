@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -73,6 +74,37 @@ std::string largest_gain(const StrategyResult& best, const StrategyResult& rival
       [](const Part& a, const Part& b) { return a.rival_us - a.best_us < b.rival_us - b.best_us; });
   return fmt::format("{} ({:.2f} against {:.2f} ms)", gain.name, gain.best_us / 1e3,
                      gain.rival_us / 1e3);
+}
+
+/// The part of a row that it would no longer take in one byte per element, scales counted in.
+double quantised_saves(const RunContext& context, WireFormat now) {
+  const auto bytes = [&](WireFormat wire) {
+    return static_cast<double>(
+        wire_row_bytes(wire, context.workload.shape.hidden, context.options.wire.block_columns));
+  };
+  return is_quantised(now) ? 0 : 1 - bytes(WireFormat::int8) / bytes(now);
+}
+
+/// Quantised rows, where they would save some of the bytes between nodes.
+std::optional<std::string> quantised_words(const RunContext& context, const StrategyResult& best) {
+  const double out = quantised_saves(context, wire_dispatch(context.options));
+  const double back = quantised_saves(context, wire_combine(context.options));
+  const double saved = out * static_cast<double>(best.counted.dispatch) +
+                       back * static_cast<double>(best.counted.combine);
+  const auto all = static_cast<double>(bytes_between_nodes(best));
+  if (saved <= (kEqual - 1) * all) return std::nullopt;
+  const bool both_ways = out > 0 && back > 0;
+  return fmt::format(
+      "--wire {}fp8 or int8: the link is the limit, and {} would be {:.0f} % fewer bytes between "
+      "nodes; fp8 changes a value by at most 1/16 of itself or 1/458752 of the largest of its {} "
+      "columns, int8 by 1/254 of that",
+      both_ways ? ""
+      : out > 0 ? "dispatch="
+                : "combine=",
+      both_ways ? "quantised rows both ways"
+      : out > 0 ? "quantised rows out"
+                : "quantised sums back",
+      100 * saved / all, context.options.wire.block_columns);
 }
 
 double plan_share(const StrategyResult& result) {
@@ -152,6 +184,7 @@ std::string what_next(const RunContext& context, const std::vector<StrategyResul
         "busy for only {:.0f} % of the time",
         context.settings.range_tokens, 100 * link_share(best));
   }
+  if (auto words = quantised_words(context, best)) return *words;
   const auto sent = static_cast<double>(best.counted.dispatch);
   const auto bound = static_cast<double>(best.bound_bytes_dispatch);
   const std::string limit =
