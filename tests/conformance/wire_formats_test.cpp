@@ -181,6 +181,91 @@ TEST_P(WireBytes, RowsOf2048TakeAtMost53PercentOfBf16) {
 
 INSTANTIATE_TEST_SUITE_P(All, WireBytes, ::testing::ValuesIn(few_points({"2x4", "3+5"})), name_of);
 
+/// The bound of docs/wire-formats.md for a value of a block with this largest magnitude.
+double bound_of(WireFormat format, double largest, double value) {
+  const double size = std::fabs(value);
+  const double half_step =
+      format == kInt8 ? largest / 127 / 2 : std::max(size * 0x1p-4, largest / 448 * 0x1p-10);
+  return half_step * (1 + 0x1p-14) + size * 0x1p-22;
+}
+
+/// How far one column of `out` may be from what f32 wires give, by docs/wire-formats.md.
+class OutBound {
+ public:
+  OutBound(const Reference& exact, const Reference& quantised)
+      : exact_(exact), quantised_(quantised) {}
+
+  std::vector<double> of(int home, std::int64_t token) const {
+    const Group& group = quantised_.group();
+    const auto hidden = static_cast<std::size_t>(group.hidden);
+    const auto block = static_cast<std::size_t>(group.wire_block_columns);
+    std::vector<double> bounds(hidden);
+    std::vector<float> y(hidden);
+    std::vector<float> exact(hidden);
+    for (const support::Term& term : quantised_.terms(home, token)) {
+      const int rank = group.placement.rank_of(term.expert);
+      if (group.topology.same_node(home, rank)) continue;
+      quantised_.output(rank, {term.expert, home, token}, y);
+      exact_.output(rank, {term.expert, home, token}, exact);
+      for (std::size_t c = 0; c < hidden; ++c) {
+        const std::size_t begin = c / block * block;
+        double largest = 0;
+        for (std::size_t i = begin; i < std::min(begin + block, hidden); ++i) {
+          largest = std::max(largest, std::fabs(double{y[i]}));
+        }
+        bounds[c] += std::fabs(double{term.weight}) * (std::fabs(double{y[c]} - double{exact[c]}) +
+                                                       bound_of(group.wire_combine, largest, y[c]));
+      }
+    }
+    return bounds;
+  }
+
+ private:
+  const Reference& exact_;
+  const Reference& quantised_;
+};
+
+TEST(WireErrors, OfOutStayWithinTheBound) {
+  Group group{.topology = Topology::from_sizes({1, 2}),
+              .placement = Placement::contiguous(9, 3),
+              .hidden = 150,
+              .wire_block_columns = 64};
+  const RoutingSpec spec{.num_experts = 9, .num_topk = 4};
+  const std::vector<std::int64_t> tokens(3, 6);
+  const std::vector<RoutingData> routing = make_all_routing(spec, tokens, 4);
+  const Layer plain(group, routing);
+  const Reference exact = plain.reference(8);
+  for (const Strategy strategy :
+       {Strategy::flat, Strategy::rank_dedup, Strategy::node_gather, Strategy::node_dedup}) {
+    for (const auto& [out, back] : {std::pair(kFp8, kInt8), std::pair(kInt8, kFp8)}) {
+      group.strategy = strategy;
+      group.wire_dispatch = out;
+      group.wire_combine = back;
+      const Layer layer(group, routing);
+      const Reference quantised = layer.reference(8);
+      double worst = 0;
+      for (int home = 0; home < 3; ++home) {
+        for (std::int64_t token = 0; token < 6; ++token) {
+          std::vector<float> wanted(150);
+          std::vector<float> got(150);
+          exact.out(home, token, wanted);
+          quantised.out(home, token, got);
+          const std::vector<double> bounds = OutBound(exact, quantised).of(home, token);
+          for (std::size_t c = 0; c < 150; ++c) {
+            const double error = std::fabs(double{got[c]} - double{wanted[c]});
+            // Sums are rounded to FP32; what they add up to is at most 254 times the bound.
+            const double rounding = 0x1p-13 * bounds[c] + 0x1p-20 * std::fabs(double{wanted[c]});
+            ASSERT_LE(error, bounds[c] + rounding)
+                << to_string(strategy) << " " << to_string(back) << " back, column " << c;
+            if (bounds[c] > 0) worst = std::max(worst, error / bounds[c]);
+          }
+        }
+      }
+      EXPECT_GT(worst, 0.5) << to_string(strategy) << ": the bound is far too wide";
+    }
+  }
+}
+
 TEST(WireDefaults, GradientsAreQuantisedOnlyWhenAsked) {
   constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
   for (const DType dtype : kDTypes) {
