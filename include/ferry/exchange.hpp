@@ -25,6 +25,22 @@ class PlanState;
 class SlotLease;
 }  // namespace detail
 
+/// What one kind of call sent to other nodes.
+struct WireUse {
+  std::uint64_t rows = 0;
+  std::uint64_t escalated_rows = 0;  ///< of them, beyond max_relative_error
+  std::uint64_t payload_bytes = 0;   ///< without headers
+};
+
+/// What this rank sent since the exchange was made, by kind of call. Gradients of routing weights
+/// are not counted.
+struct WireStatistics {
+  WireUse dispatch;
+  WireUse combine;
+  WireUse combine_backward;
+  WireUse dispatch_backward;
+};
+
 /// Rows and bytes of a plan, known before anything is sent. Bytes count what this rank sends.
 struct PlanSummary {
   std::int64_t rows_received = 0;               ///< of this rank, without alignment rows
@@ -269,6 +285,8 @@ class Exchange {
   std::uint64_t host_stalls() const;
   /// How long they took together, in microseconds.
   double stall_us() const;
+  /// Rows and bytes that crossed between nodes, and how many rows escalated.
+  WireStatistics wire_statistics() const;
 
  private:
   // Shared by this handle and by operations that still run.

@@ -26,3 +26,4 @@
 #include "ferry/threads.hpp"
 #include "ferry/topology.hpp"
 #include "ferry/transport.hpp"
+#include "ferry/wire_policy.hpp"

@@ -31,6 +31,14 @@ class SoleUse;
 namespace kernels {
 struct PushJob;
 struct PackJob;
+struct PackWithinJob;
+struct PackedRows;
+struct MarkedRowsJob;
+struct MarkedRow;
+struct KeepLargestJob;
+struct CompressJob;
+struct CompressedRows;
+struct ExpandJob;
 struct SumJob;
 struct ScaleJob;
 }  // namespace kernels
@@ -151,6 +159,11 @@ class Transport {
   // Payload kernels -------------------------------------------------------------------------------
   void push_rows(const kernels::PushJob& job);
   void pack_rows(const kernels::PackJob& job);
+  kernels::PackedRows pack_rows_within(const kernels::PackWithinJob& job);
+  bool find_marked_rows(const kernels::MarkedRowsJob& job, std::vector<kernels::MarkedRow>& rows);
+  void keep_largest(const kernels::KeepLargestJob& job);
+  kernels::CompressedRows compress_rows(const kernels::CompressJob& job);
+  bool expand_rows(const kernels::ExpandJob& job);
   void sum_rows(const kernels::SumJob& job);
   void scale_rows(const kernels::ScaleJob& job);
   std::uint32_t checksum(std::span<const std::byte> payload);

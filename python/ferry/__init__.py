@@ -28,7 +28,7 @@ from ._errors import (
     UnsupportedError,
     WrongThreadError,
 )
-from ._exchange import Exchange
+from ._exchange import Exchange, choose_wires
 from ._ferry import (
     Array,
     ExpertRows,
@@ -52,7 +52,7 @@ __all__ = [
     "CancelledError",
     "CorruptMessageError",
     "Error",
-    "Exchange",
+    "Exchange", "choose_wires",
     "ExpertRows",
     "GradRows",
     "Group",

@@ -5,7 +5,44 @@ from __future__ import annotations
 from typing import Any
 
 from . import _ferry
+from ._errors import InvalidArgumentError
 from ._group import Group
+
+
+def choose_wires(dtype: str = "bf16", max_relative_error: float = 0, *,
+                 link_bytes_per_s_per_rank: float = 0, quantise_combine: bool = False,
+                 round_gradients: bool = True) -> dict[str, Any]:
+    """Options of `Exchange` for the wire formats that suit an error (docs/wire-formats.md).
+
+    Parameters
+    ----------
+    dtype: of the rows
+    max_relative_error: largest error of a row: root mean square, over that of its values; 0 = none
+    link_bytes_per_s_per_rank: of a node's link, over its ranks; 0 = not known, taken to be slow
+    quantise_combine: outputs too, although they are added to the residual stream or go into a
+        LayerNorm
+    round_gradients: to bf16 where the dtype is "f32"
+
+    Errors: InvalidArgumentError
+    """
+    return _ferry.choose_wires(dtype, max_relative_error, link_bytes_per_s_per_rank,
+                               quantise_combine, round_gradients)
+
+
+def _chosen(dtype: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options without `wire`."""
+    if options.get("wire") is None:
+        return {name: value for name, value in options.items() if name != "wire"}
+    named = dict(options)
+    wire = named.pop("wire")
+    if wire != "auto":
+        raise InvalidArgumentError(f"exchange: wire = {wire!r}; allowed: None, 'auto'; fix: name "
+                                   "formats with wire_dispatch and wire_combine")
+    chosen = {**choose_wires(dtype, named.pop("max_relative_error", 0)),
+              **{name: value for name, value in named.items() if value is not None}}
+    if not {"fp8_e4m3fn", "fp8", "int8"} & set(map(str, chosen.values())):
+        del chosen["max_relative_error"]  # a limit of what is not there
+    return chosen
 
 
 class Exchange:
@@ -30,10 +67,16 @@ class Exchange:
         extra_bytes: bytes that travel with each row of x, a multiple of 4; 0
         row_sources: plans say where each row comes from; False
         wire_dispatch, wire_combine: format of rows between nodes, "f32", "bf16", "f16",
-            "fp8_e4m3fn" or "int8"; None = the dtype
+            "fp8_e4m3fn", "int8", "sparse_f32", "sparse_bf16" or "sparse_f16"; None = the dtype
         wire_combine_backward, wire_dispatch_backward: the same for gradients; None = as dispatch
-            and combine, but the dtype where these are "fp8_e4m3fn" or "int8"
-        wire_block_columns: columns that share a scale in "fp8_e4m3fn" and "int8"; 128
+            and combine, but the dtype where these are quantised or sparse
+        wire_block_columns: columns that share a scale in "fp8_e4m3fn" and "int8", or of which
+            sparse formats keep the largest values; 128
+        max_relative_error: quantised rows with a larger one (root mean square, over that of the
+            values) cross as bf16; 0 = no limit
+        wire_sparse_ratio: share of the values that sparse formats keep; 1 = all but zeros
+        wire: "auto" chooses the formats that are not named from max_relative_error, as
+            `ferry.choose_wires` does for a slow link
         fragment_bytes, range_tokens: 0 = as the transport likes; ranges_in_flight: 3
         checksum_payload: True
 
@@ -42,6 +85,7 @@ class Exchange:
 
     def __init__(self, group: Group, placement: _ferry.Placement, hidden: int, dtype: str = "bf16",
                  **options: Any) -> None:
+        options = _chosen(dtype, options)
         self._core = _ferry.ExchangeCore(group._core, placement, hidden, dtype, options)
         self._group = group
         self._placement = placement
@@ -75,6 +119,13 @@ class Exchange:
     def metadata_rounds(self) -> int:
         """Rounds of metadata between nodes so far: one per plan."""
         return self._core.metadata_rounds()
+
+    @property
+    def wire_statistics(self) -> dict[str, dict[str, int]]:
+        """What this rank sent to other nodes, for "dispatch", "combine", "combine_backward" and
+        "dispatch_backward": "rows", "escalated_rows" beyond max_relative_error, and
+        "payload_bytes" without headers."""
+        return self._core.wire_statistics()
 
     @property
     def host_stalls(self) -> int:

@@ -293,6 +293,24 @@ class PyExchange {
     return without_gil([&] { return (exchange().*Figure)(); });
   }
 
+  py::dict wire_statistics() {
+    const Group::Use use(*group_);
+    const WireStatistics sent = without_gil([&] { return exchange().wire_statistics(); });
+    const auto shown = [](const WireUse& of_call) {
+      py::dict made;
+      made["rows"] = of_call.rows;
+      made["escalated_rows"] = of_call.escalated_rows;
+      made["payload_bytes"] = of_call.payload_bytes;
+      return made;
+    };
+    py::dict made;
+    made["dispatch"] = shown(sent.dispatch);
+    made["combine"] = shown(sent.combine);
+    made["combine_backward"] = shown(sent.combine_backward);
+    made["dispatch_backward"] = shown(sent.dispatch_backward);
+    return made;
+  }
+
  private:
   ferry::Exchange& exchange() { return *resource_->exchange; }
 
@@ -379,6 +397,7 @@ void bind_exchange(py::module_& module) {
       .def("start_dispatch_backward", &PyExchange::start_dispatch_backward, py::arg("plan"),
            py::arg("grad_rows"), py::arg("grad_row_weights"), py::arg("grad_x"),
            py::arg("grad_weights"))
+      .def("wire_statistics", &PyExchange::wire_statistics)
       .def("metadata_rounds", &PyExchange::figure<&ferry::Exchange::metadata_rounds>)
       .def("host_stalls", &PyExchange::figure<&ferry::Exchange::host_stalls>)
       .def("stall_us", &PyExchange::figure<&ferry::Exchange::stall_us>);

@@ -12,6 +12,7 @@
 #include "ferry/placement.hpp"
 #include "ferry/topology.hpp"
 #include "group.hpp"
+#include "options.hpp"
 #include "pending.hpp"
 #include "rows.hpp"
 #include "session.hpp"
@@ -146,6 +147,17 @@ PYBIND11_MODULE(_ferry, module) {
       },
       py::arg("thread_id"), py::arg("type"),
       "Makes a thread raise this exception at its next step of Python.");
+  module.def(
+      "choose_wires",
+      [](const py::object& dtype, double max_relative_error, double link_bytes_per_s_per_rank,
+         bool quantise_combine, bool round_gradients) {
+        return chosen_wires(dtype, {.max_relative_error = max_relative_error,
+                                    .link_bytes_per_s_per_rank = link_bytes_per_s_per_rank,
+                                    .quantise_combine = quantise_combine,
+                                    .round_gradients = round_gradients});
+      },
+      py::arg("dtype"), py::arg("max_relative_error"), py::arg("link_bytes_per_s_per_rank"),
+      py::arg("quantise_combine"), py::arg("round_gradients"));
   bind_shapes(module);
   bind_arrays(module);
   bind_rows(module);

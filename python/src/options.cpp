@@ -42,7 +42,9 @@ std::optional<WireFormat> wire_named(std::string_view option, const py::handle& 
   if (given.is_none()) return std::nullopt;
   return named(py::isinstance<py::str>(given) ? wire_format_from_string(given.cast<std::string>())
                                               : std::nullopt,
-               option, given, "None, 'f32', 'bf16', 'f16', 'fp8_e4m3fn', 'int8'");
+               option, given,
+               "None, 'f32', 'bf16', 'f16', 'fp8_e4m3fn', 'int8', 'sparse_f32', 'sparse_bf16', "
+               "'sparse_f16'");
 }
 
 using SetOption = void (*)(ExchangeOptions&, const py::handle&);
@@ -95,6 +97,14 @@ const std::map<std::string, SetOption, std::less<>>& option_setters() {
        [](ExchangeOptions& options, const py::handle& given) {
          options.wire_block_columns = number<int>("wire_block_columns", given);
        }},
+      {"max_relative_error",
+       [](ExchangeOptions& options, const py::handle& given) {
+         options.max_relative_error = number<float>("max_relative_error", given);
+       }},
+      {"wire_sparse_ratio",
+       [](ExchangeOptions& options, const py::handle& given) {
+         options.wire_sparse_ratio = number<float>("wire_sparse_ratio", given);
+       }},
       {"fragment_bytes",
        [](ExchangeOptions& options, const py::handle& given) {
          options.fragment_bytes = number<std::int64_t>("fragment_bytes", given);
@@ -136,6 +146,19 @@ ExchangeOptions options_of(const py::dict& given) {
   return options;
 }
 
+py::dict chosen_wires(const py::handle& dtype, WireNeeds needs) {
+  needs.dtype = dtype_named("dtype", dtype);
+  const WireChoice choice = choose_wires(needs);
+  const auto name = [](WireFormat format) { return std::string(to_string(format)); };
+  py::dict made;
+  made["wire_dispatch"] = name(choice.dispatch);
+  made["wire_combine"] = name(choice.combine);
+  made["wire_combine_backward"] = name(choice.combine_backward);
+  made["wire_dispatch_backward"] = name(choice.dispatch_backward);
+  made["max_relative_error"] = choice.max_relative_error;
+  return made;
+}
+
 py::dict dict_of(const ExchangeOptions& options) {
   py::dict made;
   const auto name = [](auto value) { return std::string(to_string(value)); };
@@ -150,6 +173,8 @@ py::dict dict_of(const ExchangeOptions& options) {
   made["wire_combine_backward"] = name(*options.wire_combine_backward);
   made["wire_dispatch_backward"] = name(*options.wire_dispatch_backward);
   made["wire_block_columns"] = options.wire_block_columns;
+  made["max_relative_error"] = options.max_relative_error;
+  made["wire_sparse_ratio"] = options.wire_sparse_ratio;
   made["fragment_bytes"] = options.fragment_bytes;
   made["range_tokens"] = options.range_tokens;
   made["ranges_in_flight"] = options.ranges_in_flight;

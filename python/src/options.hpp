@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "ferry/exchange.hpp"
+#include "ferry/wire_policy.hpp"
 
 namespace ferry::python {
 
@@ -13,6 +14,8 @@ namespace ferry::python {
 DType dtype_named(std::string_view option, const pybind11::handle& given);
 /// Throws: InvalidArgumentError for an unknown name, or a value that its option cannot hold
 ExchangeOptions options_of(const pybind11::dict& given);
+/// The options that ferry::choose_wires gives. Throws: InvalidArgumentError
+pybind11::dict chosen_wires(const pybind11::handle& dtype, WireNeeds needs);
 /// All options. Requires: wire formats are filled in, as Exchange::options() does
 pybind11::dict dict_of(const ExchangeOptions& options);
 

@@ -13,14 +13,17 @@ std::string_view to_string(WireFormat format) {
     case WireFormat::f16: return "f16";
     case WireFormat::fp8_e4m3fn: return "fp8_e4m3fn";
     case WireFormat::int8: return "int8";
+    case WireFormat::sparse_f32: return "sparse_f32";
+    case WireFormat::sparse_bf16: return "sparse_bf16";
+    case WireFormat::sparse_f16: return "sparse_f16";
   }
   return "unknown";
 }
 
 std::optional<WireFormat> wire_format_from_string(std::string_view name) {
   if (name == "fp8") return WireFormat::fp8_e4m3fn;
-  for (const WireFormat format : {WireFormat::f32, WireFormat::bf16, WireFormat::f16,
-                                  WireFormat::fp8_e4m3fn, WireFormat::int8}) {
+  for (std::uint8_t number = 0; number <= static_cast<std::uint8_t>(kLastWireFormat); ++number) {
+    const auto format = static_cast<WireFormat>(number);
     if (name == to_string(format)) return format;
   }
   return std::nullopt;

@@ -31,8 +31,10 @@ CombineOperation::CombineOperation(std::shared_ptr<ExchangeState> exchange,
     : Operation(std::move(exchange), std::move(plan), rows.kind),
       out_(rows.out),
       weights_(weights),
-      wire_(of_gradients(rows) ? this->exchange().wire_rows.dispatch_backward
-                               : this->exchange().wire_rows.combine),
+      crossing_(of_gradients(rows) ? this->exchange().crossings.dispatch_backward
+                                   : this->exchange().crossings.combine),
+      packer_(of_gradients(rows) ? this->exchange().packers.dispatch_backward
+                                 : this->exchange().packers.combine),
       framing_(of_gradients(rows) ? this->exchange().framings.dispatch_backward
                                   : this->exchange().framings.combine),
       weighted_(rows.kind == wire::OpKind::combine && this->exchange().weighted()),
@@ -93,15 +95,21 @@ bool CombineOperation::send_some() {
   return senders_.send(
       *this, flow_.rows,
       [this](std::size_t lane, const plan::Fragment& fragment, std::byte* payload) {
-        fill_partials(senders_.lane(lane), fragment, payload);
+        return fill_partials(senders_.lane(lane), fragment, payload);
       });
 }
 
 // What goes back for each item: its output as it is where an item is one (token, expert), else the
 // weighted sum of its outputs on this node.
-void CombineOperation::fill_partials(const plan::Lane& lane, const plan::Fragment& fragment,
-                                     std::byte* payload) {
+Packed CombineOperation::fill_partials(const plan::Lane& lane, const plan::Fragment& fragment,
+                                       std::byte* payload) {
   const bool raw = plan::info(exchange().options.strategy).unit == plan::RowUnit::token_expert;
+  Transport& transport = engine().transport();
+  // Sums whose size depends on them are packed when they are there.
+  const kernels::RowFormat format =
+      crossing_.varies() ? kernels::RowFormat(DType::f32) : crossing_.format;
+  const std::uint64_t row_bytes = format.row_bytes(crossing_.hidden);
+  std::byte* const sums = crossing_.varies() ? scratch(fragment.count * row_bytes) : payload;
   terms_.clear();
   sums_.clear();
   sources_.clear();
@@ -118,19 +126,18 @@ void CombineOperation::fill_partials(const plan::Lane& lane, const plan::Fragmen
       continue;
     }
     mark_groups(std::span(terms_).subspan(first), targets);
-    sums_.push_back(
-        {payload + i * framing_.row_bytes, first, static_cast<std::uint32_t>(targets.size())});
+    sums_.push_back({sums + i * row_bytes, first, static_cast<std::uint32_t>(targets.size())});
   }
-  if (raw) {
-    engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
-                                    .wire = wire_,
-                                    .hidden = exchange().shape.hidden,
-                                    .rows = sources_,
-                                    .out = payload});
-  } else {
-    engine().transport().sum_rows(
-        {.out = wire_, .hidden = exchange().shape.hidden, .rows = sums_, .terms = terms_});
-  }
+  if (raw) return packer_.pack(transport, exchange().shape.dtype, sources_, payload);
+  transport.sum_rows({.out = format, .hidden = crossing_.hidden, .rows = sums_, .terms = terms_});
+  if (!crossing_.varies()) return packer_.count_plain(fragment.count);
+  for (const kernels::SumRow& sum : sums_) sources_.push_back(sum.out);
+  return packer_.pack(transport, DType::f32, sources_, payload);
+}
+
+std::byte* CombineOperation::scratch(std::uint64_t bytes) {
+  if (scratch_.size() < bytes) scratch_.resize(bytes);
+  return scratch_.data();
 }
 
 bool CombineOperation::sum_home() {
@@ -162,7 +169,7 @@ bool CombineOperation::stage_range() {
       return false;  // an earlier use of the plan still comes home
     lane.receiver.grant_through(*this, inbox, range_);
     while (!lane.receiver.done() && lane.receiver.range() == range_) {
-      auto taken = lane.receiver.take(*this, inbox, framing_);
+      auto taken = lane.receiver.take(*this, inbox, crossing_);
       if (!taken) break;
       lane.staged.push_back(std::move(*taken));
     }
@@ -195,7 +202,7 @@ void CombineOperation::sum_range() {
                                  .hidden = exchange().shape.hidden,
                                  .rows = sums_,
                                  .terms = terms_,
-                                 .block_columns = wire_.block_columns});
+                                 .block_columns = crossing_.format.block_columns});
   for (Homecoming& lane : lanes_) lane.staged.clear();
 }
 
@@ -217,8 +224,9 @@ bool CombineOperation::add_lane_terms(Homecoming& lane, std::uint64_t token) {
   for (; lane.next_item < items.tokens.size() && items.tokens[lane.next_item] == token;
        ++lane.next_item) {
     kernels::SumTerm term;
-    term.row = staged_row(lane, lane.next_item);
-    term.format = wire_.format;
+    const auto [row, format] = staged_row(lane, lane.next_item);
+    term.row = row;
+    term.format = format;
     if (weighted_ && !items.weights.empty()) {
       term.weighted = true;
       term.weight = items.weights[lane.next_item];
@@ -230,13 +238,16 @@ bool CombineOperation::add_lane_terms(Homecoming& lane, std::uint64_t token) {
   return true;
 }
 
-const std::byte* CombineOperation::staged_row(const Homecoming& lane, std::uint32_t item) const {
+CombineOperation::StagedRow CombineOperation::staged_row(const Homecoming& lane,
+                                                         std::uint32_t item) const {
   const std::uint32_t in_range = item - lane.receiver.lane().range_begin[range_];
   const std::uint64_t per_fragment = framing_.rows_per_fragment;
   const LaneReceiver::Taken& taken = lane.staged[in_range / per_fragment];
   FERRY_ASSERT(item >= taken.fragment.first && item < taken.fragment.first + taken.fragment.count,
                "item {} is not in its fragment", item);
-  return taken.arrived.payload() + (item - taken.fragment.first) * framing_.row_bytes;
+  const std::uint32_t row = item - taken.fragment.first;
+  return {taken.rows.row(row),
+          (taken.rows.escalated(row) ? crossing_.escalated : crossing_.format).format};
 }
 
 kernels::SumTerm CombineOperation::output_term(const plan::Target& target) const {
@@ -269,6 +280,7 @@ bool CombineOperation::send_values() {
           sources_.push_back(value_of(targets[value / per_target], value % per_target));
         }
         engine().transport().pack_rows({.hidden = 1, .rows = sources_, .out = payload});
+        return Packed{.bytes = fragment.count * sizeof(float)};
       });
 }
 

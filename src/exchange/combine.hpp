@@ -57,15 +57,21 @@ class CombineOperation final : public Operation {
     std::uint32_t next_item = 0;
   };
 
+  struct StagedRow {
+    const std::byte* row = nullptr;
+    WireFormat format = WireFormat::f32;
+  };
+
   void group_lanes();
   bool send_some();
-  void fill_partials(const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload);
+  Packed fill_partials(const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload);
+  std::byte* scratch(std::uint64_t bytes);
   bool sum_home();
   bool stage_range();
   void sum_range();
   void add_home_terms(std::uint64_t token);
   bool add_lane_terms(Homecoming& lane, std::uint64_t token);
-  const std::byte* staged_row(const Homecoming& lane, std::uint32_t item) const;
+  StagedRow staged_row(const Homecoming& lane, std::uint32_t item) const;
   bool finish_reading();
   kernels::SumTerm output_term(const plan::Target& target) const;
 
@@ -76,7 +82,8 @@ class CombineOperation final : public Operation {
 
   const Matrix out_;
   const std::optional<WeightsHome> weights_;
-  const kernels::RowFormat wire_;  ///< of rows that come home from other nodes
+  const Crossing& crossing_;  ///< of rows that come home from other nodes
+  RowPacker& packer_;
   const plan::Framing framing_;
   const bool weighted_;  ///< this operation multiplies with the routing weights
   CallFlow& flow_;
@@ -94,6 +101,7 @@ class CombineOperation final : public Operation {
   std::vector<kernels::SumTerm> terms_;
   std::vector<kernels::SumRow> sums_;
   std::vector<const std::byte*> sources_;
+  std::vector<std::byte> scratch_;  ///< sums before they are packed
 };
 
 }  // namespace ferry::detail

@@ -23,8 +23,8 @@ CombineBackwardOperation::CombineBackwardOperation(std::shared_ptr<ExchangeState
       flow_(this->plan()->flow->call(call().kind)),
       windows_(this->plan()->rows.rows_to),
       senders_(this->plan()->rows.outgoing, Way::back, this->exchange().framings.combine_backward),
-      receivers_(this->plan()->rows.landing, Way::back,
-                 this->exchange().framings.combine_backward) {
+      receivers_(this->plan()->rows.landing, Way::back, this->exchange().framings.combine_backward,
+                 this->exchange().crossings.combine_backward) {
   if (!weights) return;
   const plan::RankPlan& rows = this->plan()->rows;
   weights_.emplace(
@@ -79,11 +79,8 @@ bool CombineBackwardOperation::send_some() {
         for (std::uint32_t i = 0; i < fragment.count; ++i) {
           sources_.push_back(grad_out_.row(senders_.lane(lane).tokens[fragment.first + i]));
         }
-        engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
-                                        .wire = exchange().wire_rows.combine_backward,
-                                        .hidden = exchange().shape.hidden,
-                                        .rows = sources_,
-                                        .out = payload});
+        return exchange().packers.combine_backward.pack(engine().transport(),
+                                                        exchange().shape.dtype, sources_, payload);
       });
 }
 
@@ -94,21 +91,32 @@ bool CombineBackwardOperation::land_some() {
 }
 
 void CombineBackwardOperation::land(std::size_t lane_at, const LaneReceiver::Taken& taken) {
+  const Crossing& crossing = exchange().crossings.combine_backward;
+  land_rows(lane_at, taken, false);
+  push(crossing.format);
+  if (taken.rows.any_escalated()) {
+    land_rows(lane_at, taken, true);
+    push(crossing.escalated);
+  }
+  if (!weights_) return;
+  const std::uint32_t end_item = taken.fragment.first + taken.fragment.count;
+  weights_->num_products[lane_at] = receivers_.lane(lane_at).target_begin[end_item];
+}
+
+void CombineBackwardOperation::land_rows(std::size_t lane_at, const LaneReceiver::Taken& taken,
+                                         bool escalated) {
   const plan::Lane& lane = receivers_.lane(lane_at);
-  const std::byte* row = taken.arrived.payload();
   rows_.clear();
   targets_.clear();
   pusher_.clear();
-  const std::uint32_t end_item = taken.fragment.first + taken.fragment.count;
-  for (std::uint32_t item = taken.fragment.first; item < end_item; ++item) {
+  for (std::uint32_t i = 0; i < taken.fragment.count; ++i) {
+    if (taken.rows.escalated(i) != escalated) continue;
+    const std::uint32_t item = taken.fragment.first + i;
     for (std::uint32_t t = lane.target_begin[item]; t < lane.target_begin[item + 1]; ++t) {
       add_target(lane.targets[t], weights_ ? &weights_->products[lane_at][t] : nullptr);
     }
-    add_row(row);
-    row += exchange().framings.combine_backward.row_bytes;
+    add_row(taken.rows.row(i));
   }
-  push(exchange().wire_rows.combine_backward);
-  if (weights_) weights_->num_products[lane_at] = lane.target_begin[end_item];
 }
 
 bool CombineBackwardOperation::push_home() {
@@ -179,6 +187,7 @@ bool CombineBackwardOperation::send_products() {
         reinterpret_cast<const std::byte*>(&weights.products[lane][fragment.first]);
     engine().transport().pack_rows(
         {.hidden = fragment.count, .rows = std::span(&first, 1), .out = payload});
+    return Packed{.bytes = fragment.count * sizeof(float)};
   };
   return weights.senders.send(*this, flow_.values, fill, ready);
 }

@@ -57,6 +57,7 @@ class CombineBackwardOperation final : public Operation {
   bool windows_complete() const;
   bool send_some();
   bool land_some();
+  void land_rows(std::size_t lane_at, const LaneReceiver::Taken& taken, bool escalated);
   void land(std::size_t lane, const LaneReceiver::Taken& taken);
   bool push_home();
   void add_target(const plan::Target& target, float* product);

@@ -9,15 +9,6 @@
 #include "exchange/engine.hpp"
 
 namespace ferry::detail {
-namespace {
-
-// Of a row on the wire, without what travels with it.
-std::uint64_t wire_row_bytes(const ExchangeState& exchange) {
-  return exchange.framings.dispatch.row_bytes -
-         static_cast<std::uint64_t>(exchange.options.extra_bytes);
-}
-
-}  // namespace
 
 DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
                                      std::shared_ptr<PlanState> plan, DispatchInput input)
@@ -40,7 +31,8 @@ DispatchOperation::DispatchOperation(std::shared_ptr<ExchangeState> exchange,
       senders_(early_->lanes(), Way::out, this->exchange().framings.dispatch) {}
 
 void DispatchOperation::make_receivers() {
-  receivers_ = LaneReceivers(plan()->rows.landing, Way::out, exchange().framings.dispatch);
+  receivers_ = LaneReceivers(plan()->rows.landing, Way::out, exchange().framings.dispatch,
+                             exchange().crossings.dispatch);
 }
 
 void DispatchOperation::open_early() {
@@ -94,30 +86,31 @@ bool DispatchOperation::step() {
 bool DispatchOperation::send_some() {
   return senders_.send(
       *this, *flow_, [this](std::size_t lane, const plan::Fragment& fragment, std::byte* payload) {
-        pack(senders_.lane(lane), fragment, payload);
+        return pack_rows(senders_.lane(lane), fragment, payload);
       });
 }
 
 // The rows of a fragment, then their extra bytes.
-void DispatchOperation::pack(const plan::Lane& lane, const plan::Fragment& fragment,
-                             std::byte* payload) {
+Packed DispatchOperation::pack_rows(const plan::Lane& lane, const plan::Fragment& fragment,
+                                    std::byte* payload) {
   const std::span<const std::uint32_t> tokens =
       std::span(lane.tokens).subspan(fragment.first, fragment.count);
   sources_.clear();
   for (const std::uint32_t token : tokens) sources_.push_back(input_.x.row(token));
-  engine().transport().pack_rows({.source_dtype = exchange().shape.dtype,
-                                  .wire = exchange().wire_rows.dispatch,
-                                  .hidden = exchange().shape.hidden,
-                                  .rows = sources_,
-                                  .out = payload});
-  if (exchange().options.extra_bytes == 0) return;
+  Transport& transport = engine().transport();
+  const Crossing& crossing = exchange().crossings.dispatch;
+  Packed packed =
+      exchange().packers.dispatch.pack(transport, exchange().shape.dtype, sources_, payload);
+  if (crossing.extra_bytes == 0) return packed;
   sources_.clear();
   for (const std::uint32_t token : tokens) sources_.push_back(extra_row(token));
-  engine().transport().pack_rows({.source_dtype = kExtraDtype,
-                                  .wire = kExtraDtype,
-                                  .hidden = exchange().extra_elements(),
-                                  .rows = sources_,
-                                  .out = payload + fragment.count * wire_row_bytes(exchange())});
+  transport.pack_rows({.source_dtype = kExtraDtype,
+                       .wire = kExtraDtype,
+                       .hidden = exchange().extra_elements(),
+                       .rows = sources_,
+                       .out = payload + packed.bytes});
+  packed.bytes += fragment.count * crossing.extra_bytes;
+  return packed;
 }
 
 bool DispatchOperation::land_some() {
@@ -127,19 +120,26 @@ bool DispatchOperation::land_some() {
 }
 
 void DispatchOperation::land(const plan::Lane& lane, const LaneReceiver::Taken& taken) {
-  const std::byte* row = taken.arrived.payload();
-  const std::byte* extra = row + taken.fragment.count * wire_row_bytes(exchange());
+  const Crossing& crossing = exchange().crossings.dispatch;
+  land_rows(lane, taken, false);
+  push(crossing.format);
+  if (!taken.rows.any_escalated()) return;
+  land_rows(lane, taken, true);
+  push(crossing.escalated);
+}
+
+void DispatchOperation::land_rows(const plan::Lane& lane, const LaneReceiver::Taken& taken,
+                                  bool escalated) {
   clear_pushers();
+  const std::byte* const extra = taken.rows.extra();
   for (std::uint32_t i = 0; i < taken.fragment.count; ++i) {
+    if (taken.rows.escalated(i) != escalated) continue;
     const std::uint32_t item = taken.fragment.first + i;
     for (std::uint32_t t = lane.target_begin[item]; t < lane.target_begin[item + 1]; ++t) {
       add_target(lane.targets[t]);
     }
-    add_row(row, extra);
-    row += wire_row_bytes(exchange());
-    extra += exchange().options.extra_bytes;
+    add_row(taken.rows.row(i), extra + i * exchange().crossings.dispatch.extra_bytes);
   }
-  push(exchange().wire_rows.dispatch);
 }
 
 bool DispatchOperation::push_home() {

@@ -51,11 +51,12 @@ class DispatchOperation final : public Operation {
   bool send_some();
   bool land_some();
   void land(const plan::Lane& lane, const LaneReceiver::Taken& taken);
+  void land_rows(const plan::Lane& lane, const LaneReceiver::Taken& taken, bool escalated);
   bool push_home();
   bool finish_writing();
   std::byte* target_row(const plan::Target& target, std::byte* window) const;
   const std::byte* extra_row(std::uint64_t token) const;
-  void pack(const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload);
+  Packed pack_rows(const plan::Lane& lane, const plan::Fragment& fragment, std::byte* payload);
   void clear_pushers();
   void add_target(const plan::Target& target);
   void add_row(const std::byte* row, const std::byte* extra);

@@ -47,9 +47,8 @@ void add_boxes(const ExchangeState& exchange, const std::vector<plan::LanePair>&
 }
 
 std::uint32_t early_fragments(const ExchangeState& exchange) {
-  const plan::Framing& framing = exchange.framings.dispatch;
   if (!plan::lands_on_rail(plan::info(exchange.options.strategy))) return kInitialFragments;
-  const std::uint64_t fragment = framing.rows_per_fragment * framing.row_bytes;
+  const std::uint64_t fragment = exchange.framings.dispatch.most_payload_bytes;
   return static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(kEarlyBytesPerNode / fragment, 1, kMostEarlyFragments));
 }
@@ -60,8 +59,7 @@ std::uint32_t early_fragments(const ExchangeState& exchange) {
 void set_agreed_credit(const ExchangeState& exchange, KindFlow& flow) {
   const Transport& transport = exchange.engine.transport();
   const Topology& topology = transport.topology();
-  const plan::Framing& framing = exchange.framings.dispatch;
-  const std::uint64_t fragment = framing.rows_per_fragment * framing.row_bytes;
+  const std::uint64_t fragment = exchange.framings.dispatch.most_payload_bytes;
   if (wire::kFragmentHeaderBytes + fragment > transport.preferred_fragment_bytes()) return;
   std::vector<std::uint64_t> left(topology.num_nodes(), std::max(kEarlyBytesPerNode, fragment));
   for (LaneOutbox& outbox : flow.outboxes) {

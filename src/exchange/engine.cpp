@@ -81,8 +81,7 @@ void Engine::add(const std::shared_ptr<ExchangeState>& exchange) {
   for (const plan::Framing* const framing :
        {&framings.dispatch, &framings.combine, &framings.combine_backward,
         &framings.dispatch_backward, &framings.values}) {
-    network_.grow_blocks(wire::kFragmentHeaderBytes +
-                         framing->row_bytes * framing->rows_per_fragment);
+    network_.grow_blocks(wire::kFragmentHeaderBytes + framing->most_payload_bytes);
   }
   exchanges_[exchange->id] = exchange;
   next_exchange_ = exchange->id + 1;

@@ -374,6 +374,13 @@ void Exchange::refuse_next(const Error& error) {
 const Placement& Exchange::placement() const { return state_->placement; }
 const RowShape& Exchange::shape() const { return state_->shape; }
 const ExchangeOptions& Exchange::options() const { return state_->options; }
+WireStatistics Exchange::wire_statistics() const {
+  const detail::UseHold hold(state_->use);
+  const detail::RowPackers& packers = state_->packers;
+  return {packers.dispatch.use(), packers.combine.use(), packers.combine_backward.use(),
+          packers.dispatch_backward.use()};
+}
+
 std::uint64_t Exchange::metadata_rounds() const {
   const detail::UseHold hold(state_->use);
   return state_->metadata_rounds;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "exchange/blocks.hpp"
+#include "exchange/crossing.hpp"
 #include "ferry/options.hpp"
 #include "kernels/row_kernels.hpp"
 #include "plan/rank_plan.hpp"
@@ -28,7 +29,9 @@ struct ArrivedFragment {
   wire::FragmentHeader header;
   Block block;
 
-  const std::byte* payload() const { return block.memory().data() + wire::kFragmentHeaderBytes; }
+  std::span<const std::byte> payload() const {
+    return block.memory().subspan(wire::kFragmentHeaderBytes, header.payload_bytes);
+  }
 };
 
 /// Receiving end of a lane, for one kind of operation.
@@ -73,12 +76,26 @@ struct CallFlow {
   KindFlow& of(wire::Stream stream) { return stream == wire::Stream::rows ? rows : values; }
 };
 
-/// What rows are while they cross, in each kind of operation.
-struct WireRows {
-  kernels::RowFormat dispatch;
-  kernels::RowFormat combine;
-  kernels::RowFormat combine_backward;
-  kernels::RowFormat dispatch_backward;
+/// How rows cross in each kind of operation, and numbers.
+struct Crossings {
+  Crossing dispatch;
+  Crossing combine;
+  Crossing combine_backward;
+  Crossing dispatch_backward;
+  Crossing values;
+};
+
+/// What writes the rows of each kind of operation.
+struct RowPackers {
+  explicit RowPackers(const Crossings& crossings)
+      : dispatch(crossings.dispatch),
+        combine(crossings.combine),
+        combine_backward(crossings.combine_backward),
+        dispatch_backward(crossings.dispatch_backward) {}
+  RowPacker dispatch;
+  RowPacker combine;
+  RowPacker combine_backward;
+  RowPacker dispatch_backward;
 };
 
 /// How each stream is cut into fragments.

@@ -19,13 +19,13 @@ std::uint32_t values_per_target(const Operation& operation) {
 HomeValues::HomeValues(const Operation& operation)
     : begins_(plan::value_begins(operation.plan()->rows, values_per_target(operation))),
       list_(static_cast<std::size_t>(begins_.back())),
-      receivers_(operation.plan()->rows.outgoing, Way::values,
-                 operation.exchange().framings.values) {}
+      receivers_(operation.plan()->rows.outgoing, Way::values, operation.exchange().framings.values,
+                 operation.exchange().crossings.values) {}
 
 bool HomeValues::step(Operation& operation, KindFlow& flow) {
   Transport& transport = operation.exchange().engine.transport();
   return receivers_.land(operation, flow, [&](std::size_t lane, const LaneReceiver::Taken& taken) {
-    const std::byte* const payload = taken.arrived.payload();
+    const std::byte* const payload = taken.rows.row(0);
     float* const place = &list_[static_cast<std::size_t>(begins_[lane]) + taken.fragment.first];
     transport.pack_rows({.hidden = taken.fragment.count,
                          .rows = std::span(&payload, 1),

@@ -32,7 +32,7 @@ const plan::Lane& lane_of(const plan::LanePair& pair, Way way) {
 
 LaneSenders::LaneSenders(const std::vector<plan::LanePair>& pairs, Way way,
                          const plan::Framing& framing)
-    : framing_(framing), stream_(stream_of(way)) {
+    : stream_(stream_of(way)) {
   lanes_.reserve(pairs.size());
   for (const plan::LanePair& pair : pairs) {
     const plan::Lane& lane = lane_of(pair, way);
@@ -51,16 +51,16 @@ bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& f
     const plan::Fragment& fragment = picked->cursor.current();
     Block block = network.take_block();
     const auto at = static_cast<std::size_t>(picked - lanes_.data());
-    fill(at, fragment, block.memory().data() + wire::kFragmentHeaderBytes);
-    network.send_fragment(
-        picked->lane->peer,
-        {.call = operation.call(),
-         .stream = stream_,
-         .index = static_cast<std::uint32_t>(fragment.index),
-         .num_rows = fragment.count,
-         .payload_bytes = static_cast<std::uint32_t>(fragment.count * framing_.row_bytes),
-         .has_crc = operation.exchange().options.checksum_payload},
-        std::move(block), operation.shared_from_this());
+    const Packed packed = fill(at, fragment, block.memory().data() + wire::kFragmentHeaderBytes);
+    network.send_fragment(picked->lane->peer,
+                          {.call = operation.call(),
+                           .stream = stream_,
+                           .index = static_cast<std::uint32_t>(fragment.index),
+                           .num_rows = fragment.count,
+                           .payload_bytes = static_cast<std::uint32_t>(packed.bytes),
+                           .has_crc = operation.exchange().options.checksum_payload,
+                           .packing = packed.packing},
+                          std::move(block), operation.shared_from_this());
     picked->cursor.advance();
     open_ -= picked->cursor.at_end() ? 1 : 0;
     turn_ = at + 1;
@@ -103,20 +103,25 @@ LaneReceiver::LaneReceiver(const plan::LanePair& pair, Way way, std::uint64_t ro
       cursor_(*lane_, rows_per_fragment) {}
 
 std::optional<LaneReceiver::Taken> LaneReceiver::take(Operation& operation, LaneInbox& inbox,
-                                                      const plan::Framing& framing) {
+                                                      const Crossing& crossing) {
   if (inbox.queue.empty() || cursor_.at_end()) return std::nullopt;
-  Taken taken{cursor_.current(), std::move(inbox.queue.front())};
+  Taken taken{cursor_.current(), std::move(inbox.queue.front()), {}};
   inbox.queue.pop_front();
   const wire::FragmentHeader& header = taken.arrived.header;
-  const std::uint64_t expected_bytes = taken.fragment.count * framing.row_bytes;
-  if (header.num_rows != taken.fragment.count || header.payload_bytes != expected_bytes) {
-    operation.exchange().engine.refuse(
-        operation,
-        Error(ErrorCode::corrupt_message,
-              fmt::format("{}: fragment {} of rank {} has {} rows in {} bytes; the plan says {} "
-                          "rows in {} bytes",
-                          operation.describe(), header.index, inbox.peer, header.num_rows,
-                          header.payload_bytes, taken.fragment.count, expected_bytes)));
+  Engine& engine = operation.exchange().engine;
+  std::optional<std::string> problem;
+  if (header.num_rows != taken.fragment.count) {
+    problem = fmt::format("{} rows in {} bytes; the plan says {} rows in {} bytes", header.num_rows,
+                          header.payload_bytes, taken.fragment.count,
+                          taken.fragment.count * (crossing.row_bytes() + crossing.extra_bytes));
+  } else {
+    problem = taken.rows.find(engine.transport(), crossing, header, taken.arrived.payload());
+  }
+  if (problem) {
+    engine.refuse(operation,
+                  Error(ErrorCode::corrupt_message,
+                        fmt::format("{}: fragment {} of rank {} has {}", operation.describe(),
+                                    header.index, inbox.peer, *problem)));
     return std::nullopt;
   }
   cursor_.advance();
@@ -169,8 +174,8 @@ void LaneReceiver::end_use(Operation& operation, LaneInbox& inbox) {
 }
 
 LaneReceivers::LaneReceivers(const std::vector<plan::LanePair>& pairs, Way way,
-                             const plan::Framing& framing)
-    : framing_(framing) {
+                             const plan::Framing& framing, const Crossing& crossing)
+    : crossing_(&crossing) {
   lanes_.reserve(pairs.size());
   for (const plan::LanePair& pair : pairs) {
     lanes_.emplace_back(pair, way, framing.rows_per_fragment);
@@ -186,7 +191,7 @@ bool LaneReceivers::land(Operation& operation, KindFlow& flow, const Land& land)
     if (inbox.ordinal != operation.call().ordinal) continue;
     if (!receiver.done()) receiver.grant_through(operation, inbox, receiver.range());
     for (int taken = 0; taken < kLandingsPerStep; ++taken) {
-      const auto fragment = receiver.take(operation, inbox, framing_);
+      const auto fragment = receiver.take(operation, inbox, *crossing_);
       if (!fragment) break;
       land(i, *fragment);
       advanced = true;

@@ -21,7 +21,7 @@ const plan::Lane& lane_of(const plan::LanePair& pair, Way way);
 class LaneSenders {
  public:
   /// Writes the rows of a fragment; `lane` counts the pairs.
-  using Fill = std::function<void(std::size_t lane, const plan::Fragment&, std::byte* payload)>;
+  using Fill = std::function<Packed(std::size_t lane, const plan::Fragment&, std::byte* payload)>;
   /// True when what a fragment holds is there.
   using Ready = std::function<bool(std::size_t lane, const plan::Fragment&)>;
 
@@ -44,7 +44,6 @@ class LaneSenders {
   };
   Lane* pick(const Operation& operation, const KindFlow& flow, const Ready& ready);
 
-  const plan::Framing framing_;
   const wire::Stream stream_;
   std::vector<Lane> lanes_;  ///< same order as the flow's outboxes
   std::size_t turn_ = 0;     ///< lane after the one that sent last
@@ -64,10 +63,11 @@ class LaneReceiver {
   struct Taken {
     plan::Fragment fragment;
     ArrivedFragment arrived;
+    ArrivedRows rows;
   };
   /// The next fragment of this call, if it is here. Refuses the operation where it is not what the
   /// plan says.
-  std::optional<Taken> take(Operation& operation, LaneInbox& inbox, const plan::Framing& framing);
+  std::optional<Taken> take(Operation& operation, LaneInbox& inbox, const Crossing& crossing);
   /// Grants the peer all fragments up to `ranges` ranges after range `working_on`.
   void grant_through(Operation& operation, LaneInbox& inbox, std::uint64_t working_on);
   /// Every fragment is consumed: the peer may send the first ones of the next use.
@@ -90,7 +90,9 @@ class LaneReceivers {
   using Land = std::function<void(std::size_t lane, const LaneReceiver::Taken&)>;
 
   LaneReceivers() = default;
-  LaneReceivers(const std::vector<plan::LanePair>& pairs, Way way, const plan::Framing& framing);
+  /// `crossing` outlives this.
+  LaneReceivers(const std::vector<plan::LanePair>& pairs, Way way, const plan::Framing& framing,
+                const Crossing& crossing);
 
   /// Grants what comes next and lands a few fragments of each lane. True when there were any.
   bool land(Operation& operation, KindFlow& flow, const Land& land);
@@ -100,7 +102,7 @@ class LaneReceivers {
   int missing_rank() const;
 
  private:
-  plan::Framing framing_;
+  const Crossing* crossing_ = nullptr;
   std::vector<LaneReceiver> lanes_;  ///< same order as the flow's inboxes
 };
 

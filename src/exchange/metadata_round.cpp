@@ -151,8 +151,8 @@ bool MetadataRound::show(Operation& operation) {
       std::ranges::copy(received.note, base + row.note_offset);
     }
   }
-  shown_ = engine_.publish(operation, lease_->slot(),
-                            {.bytes = window_bytes_, .readers = one_each_});
+  shown_ =
+      engine_.publish(operation, lease_->slot(), {.bytes = window_bytes_, .readers = one_each_});
   return shown_;
 }
 

@@ -34,36 +34,83 @@ plan::ExpertIndex owners_of_rows(const Topology& topology, const plan::ExpertInd
   throw Error(ErrorCode::invalid_argument, text);
 }
 
-plan::Framing framing(std::uint64_t row_bytes, const ExchangeOptions& options) {
-  return plan::make_framing(row_bytes, wire::kFragmentHeaderBytes,
-                            static_cast<std::uint64_t>(options.fragment_bytes));
+// Rows of which some may be longer have fragments that all fit if every one is.
+plan::Framing framing(const Crossing& crossing, const ExchangeOptions& options) {
+  const auto fragment_bytes = static_cast<std::uint64_t>(options.fragment_bytes);
+  plan::Framing made = plan::make_framing(crossing.row_bytes() + crossing.extra_bytes,
+                                          wire::kFragmentHeaderBytes, fragment_bytes);
+  if (crossing.varies()) {
+    const std::uint64_t room =
+        fragment_bytes - std::min(fragment_bytes, wire::kFragmentHeaderBytes);
+    made.rows_per_fragment =
+        std::clamp<std::uint64_t>(room / crossing.most_bytes(1), 1, made.rows_per_fragment);
+  }
+  made.most_payload_bytes = crossing.most_bytes(made.rows_per_fragment);
+  return made;
 }
 
-WireRows wire_rows_of(const ExchangeOptions& options) {
+Crossings crossings_of(const RowShape& shape, const ExchangeOptions& options) {
   const auto rows = [&](const std::optional<WireFormat>& format) {
-    return kernels::RowFormat(*format, options.wire_block_columns);
+    return kernels::RowFormat(dense_format(*format), options.wire_block_columns);
   };
-  // Gradients in f16 overflow as in FP16 arithmetic, or no loss scaler would see that they are lost.
+  // Gradients in f16 overflow as in FP16 arithmetic, or no loss scaler would see it.
   const auto gradients = [&](const std::optional<WireFormat>& format) {
-    return is_quantised(*format) ? rows(format) : kernels::RowFormat(dtype_of(*format));
+    return is_quantised(*format) ? rows(format)
+                                 : kernels::RowFormat(dtype_of(dense_format(*format)));
   };
-  return {.dispatch = rows(options.wire_dispatch),
-          .combine = rows(options.wire_combine),
-          .combine_backward = gradients(options.wire_combine_backward),
-          .dispatch_backward = gradients(options.wire_dispatch_backward)};
+  // Rows of 16 bits escalate to what they are, and lose nothing.
+  const DType escalated = shape.dtype == DType::f32 ? DType::bf16 : shape.dtype;
+  const auto crossing = [&](const std::optional<WireFormat>& wire, bool of_gradients) {
+    Crossing made{.hidden = shape.hidden,
+                  .format = of_gradients ? gradients(wire) : rows(wire),
+                  .sparse = is_sparse(*wire),
+                  .sparse_ratio = options.wire_sparse_ratio,
+                  .sparse_block_columns = static_cast<std::uint32_t>(options.wire_block_columns)};
+    if (!is_quantised(*wire)) return made;
+    made.max_relative_error = options.max_relative_error;
+    made.escalated =
+        of_gradients ? kernels::RowFormat(escalated)
+                     : kernels::RowFormat(wire_format_of(escalated), options.wire_block_columns);
+    return made;
+  };
+  Crossings made{.dispatch = crossing(options.wire_dispatch, false),
+                 .combine = crossing(options.wire_combine, false),
+                 .combine_backward = crossing(options.wire_combine_backward, true),
+                 .dispatch_backward = crossing(options.wire_dispatch_backward, true),
+                 .values = {.hidden = 1, .format = DType::f32}};
+  made.dispatch.extra_bytes = static_cast<std::uint64_t>(options.extra_bytes);
+  return made;
 }
 
 Framings framings_of(const RowShape& shape, const ExchangeOptions& options) {
-  const WireRows rows = wire_rows_of(options);
-  const auto of = [&](const kernels::RowFormat& format, int extra_bytes) {
-    return framing(format.row_bytes(shape.hidden) + static_cast<std::uint64_t>(extra_bytes),
-                   options);
-  };
-  return {.dispatch = of(rows.dispatch, options.extra_bytes),
-          .combine = of(rows.combine, 0),
-          .combine_backward = of(rows.combine_backward, 0),
-          .dispatch_backward = of(rows.dispatch_backward, 0),
-          .values = framing(sizeof(float), options)};
+  const Crossings crossings = crossings_of(shape, options);
+  return {.dispatch = framing(crossings.dispatch, options),
+          .combine = framing(crossings.combine, options),
+          .combine_backward = framing(crossings.combine_backward, options),
+          .dispatch_backward = framing(crossings.dispatch_backward, options),
+          .values = framing(crossings.values, options)};
+}
+
+// A limit that is finer than what rows escalate to could not be kept.
+void check_max_relative_error(const ExchangeOptions& options) {
+  constexpr float kFinest = 0x1p-8F;
+  const float limit = options.max_relative_error;
+  if (limit == 0) return;
+  if (!(limit >= kFinest && limit < 1)) {
+    refuse(
+        fmt::format("exchange: max_relative_error = {}; allowed: 0 (no limit), or {} to below 1, "
+                    "because rows that miss it cross as bf16; fix: for less error take a wire "
+                    "format of 16 or 32 bits",
+                    limit, kFinest));
+  }
+  for (const auto& wire : {options.wire_dispatch, options.wire_combine,
+                           options.wire_combine_backward, options.wire_dispatch_backward}) {
+    if (is_quantised(*wire)) return;
+  }
+  refuse(
+      fmt::format("exchange: max_relative_error = {} where no wire format is quantised; fix: "
+                  "choose fp8_e4m3fn or int8 for a wire format, or leave the limit out",
+                  limit));
 }
 
 void check_wire_blocks(int columns) {
@@ -84,6 +131,25 @@ void choose_wires(ExchangeOptions& options, DType dtype) {
       options.wire_combine_backward.value_or(gradient_wire(*options.wire_dispatch, dtype));
   options.wire_dispatch_backward =
       options.wire_dispatch_backward.value_or(gradient_wire(*options.wire_combine, dtype));
+}
+
+void check_sparse_ratio(const ExchangeOptions& options) {
+  const float ratio = options.wire_sparse_ratio;
+  if (!(ratio > 0 && ratio <= 1)) {
+    refuse(
+        fmt::format("exchange: wire_sparse_ratio = {}; allowed: above 0, at most 1; fix: pass the "
+                    "share of the values to keep, or leave it at 1",
+                    ratio));
+  }
+  if (ratio == 1) return;
+  for (const auto& wire : {options.wire_dispatch, options.wire_combine,
+                           options.wire_combine_backward, options.wire_dispatch_backward}) {
+    if (is_sparse(*wire)) return;
+  }
+  refuse(
+      fmt::format("exchange: wire_sparse_ratio = {} where no wire format is sparse; fix: choose "
+                  "sparse_bf16, sparse_f16 or sparse_f32 for a wire format, or leave it out",
+                  ratio));
 }
 
 // Modes that do not go together, or are out of range.
@@ -149,6 +215,8 @@ ExchangeOptions filled_in(const ExchangeOptions& wanted, const RowShape& shape,
   options.row_sources |=
       wanted.layout == Layout::token_major || wanted.weights == WeightMode::at_expert;
   choose_wires(options, shape.dtype);
+  check_max_relative_error(options);
+  check_sparse_ratio(options);
   if (options.fragment_bytes == 0) {
     options.fragment_bytes = static_cast<std::int64_t>(transport.preferred_fragment_bytes());
   }
@@ -175,7 +243,8 @@ ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement wher
       options(filled_in(wanted, row_shape, owner.transport())),
       experts(owner.transport().topology(), placement),
       row_owners(owners_of_rows(owner.transport().topology(), experts, options.layout)),
-      wire_rows(wire_rows_of(options)),
+      crossings(crossings_of(shape, options)),
+      packers(crossings),
       framings(framings_of(shape, options)),
       row_bytes(static_cast<std::uint64_t>(shape.hidden) * element_bytes(shape.dtype)),
       extra_offset(options.extra_bytes == 0 ? row_bytes : aligned(row_bytes, kExtraAlignment)),
@@ -218,6 +287,8 @@ wire::SharedOptions ExchangeState::shared_options(int num_topk) const {
   shared.wire_combine_backward = *options.wire_combine_backward;
   shared.wire_dispatch_backward = *options.wire_dispatch_backward;
   shared.wire_block_columns = static_cast<std::uint16_t>(options.wire_block_columns);
+  shared.max_relative_error = options.max_relative_error;
+  shared.wire_sparse_ratio = options.wire_sparse_ratio;
   shared.strategy = options.strategy;
   shared.checksum_payload = options.checksum_payload;
   shared.layout = options.layout;

@@ -114,7 +114,8 @@ class ExchangeState {
   const plan::ExpertIndex experts;
   /// What plans are made of: the experts, or with token_major one for each rank.
   const plan::ExpertIndex row_owners;
-  const WireRows wire_rows;
+  const Crossings crossings;
+  RowPackers packers;
   const Framings framings;
   const std::uint64_t row_bytes;            ///< of the dtype
   const std::uint64_t extra_offset;         ///< of the extra bytes in a window's row
@@ -125,7 +126,6 @@ class ExchangeState {
   std::uint64_t metadata_rounds = 0;
   std::uint64_t host_stalls = 0;
   double stall_us = 0;
-
   void add_stall(double us) {
     constexpr double kShortestStall_us = 5;
     if (us <= kShortestStall_us) return;
@@ -150,7 +150,7 @@ class ExchangeState {
   bool weighted() const { return options.weights == WeightMode::at_combine; }
   bool token_major() const { return options.layout == Layout::token_major; }
 
-  std::unique_ptr<NodeBoard> board;  ///< the engine takes it over when the exchange goes
+  std::unique_ptr<NodeBoard> board;      ///< the engine takes it over when the exchange goes
   std::optional<Error> refusal_of_next;  ///< of Exchange::refuse_next
   CallOrder order;
   Failures failures;

@@ -70,6 +70,9 @@ RowFunction choose(WireFormat from, DType to) {
     case WireFormat::f16: return choose_from<WireFormat::f16>(to);
     case WireFormat::fp8_e4m3fn: return choose_from<WireFormat::fp8_e4m3fn>(to);
     case WireFormat::int8: return choose_from<WireFormat::int8>(to);
+    case WireFormat::sparse_f32:
+    case WireFormat::sparse_bf16:
+    case WireFormat::sparse_f16: break;  // expanded before
   }
   return copy_row;
 }
@@ -137,6 +140,9 @@ void pack_from(const PackJob& job) {
     case WireFormat::f16: return pack_converted<kFrom, DType::f16>(job);
     case WireFormat::fp8_e4m3fn: return pack_quantised<kFrom, WireFormat::fp8_e4m3fn>(job);
     case WireFormat::int8: return pack_quantised<kFrom, WireFormat::int8>(job);
+    case WireFormat::sparse_f32:
+    case WireFormat::sparse_bf16:
+    case WireFormat::sparse_f16: break;  // expanded before
   }
 }
 

@@ -63,6 +63,36 @@ struct PackJob {
 };
 void pack_rows(const PackJob& job);
 
+/// Packs rows into a quantised format, and those that it would change too much into another: where
+/// the root mean square of the errors is more than `max_relative_error` times that of the values
+/// (in FP32), or one is not finite. Behind the rows stand marks where there are such rows, one bit
+/// for each row. A row that escalates is at most as long as in `escalated`.
+struct PackWithinJob {
+  PackJob pack{};         ///< `wire` is quantised; `out` has room for all rows, and marks
+  RowFormat escalated{};  ///< not quantised
+  float max_relative_error = 0;
+};
+struct PackedRows {
+  std::uint64_t bytes = 0;
+  std::uint32_t escalated = 0;  ///< rows
+};
+PackedRows pack_rows_within(const PackWithinJob& job);
+
+/// Finds the rows of a payload that pack_rows_within wrote with marks. False where it is not such a
+/// payload, to the byte; nothing outside it is read.
+struct MarkedRowsJob {
+  RowFormat wire{};
+  RowFormat escalated{};
+  std::int64_t hidden = 0;
+  std::uint32_t num_rows = 0;
+  std::span<const std::byte> payload;
+};
+struct MarkedRow {
+  const std::byte* row = nullptr;
+  bool escalated = false;
+};
+bool find_marked_rows(const MarkedRowsJob& job, std::vector<MarkedRow>& rows);
+
 /// One term of a sum. Terms of a row stand in tree order: nodes ascending; in a node ranks
 /// ascending; in a rank slots ascending. The last term of each group carries the mark.
 struct SumTerm {

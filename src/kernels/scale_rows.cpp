@@ -309,6 +309,9 @@ ScaleFunction choose_scale(WireFormat from, DType to) {
     case WireFormat::f16: return choose_scale_from<WireFormat::f16>(to);
     case WireFormat::fp8_e4m3fn: return choose_scale_from<WireFormat::fp8_e4m3fn>(to);
     case WireFormat::int8: return choose_scale_from<WireFormat::int8>(to);
+    case WireFormat::sparse_f32:
+    case WireFormat::sparse_bf16:
+    case WireFormat::sparse_f16: break;  // expanded before
   }
   return nullptr;
 }

@@ -126,6 +126,9 @@ void write_sums(const SumJob& job, const SumRow& row, const Columns& columns, co
     case WireFormat::fp8_e4m3fn:
       return encode_columns<DType::f32, WireFormat::fp8_e4m3fn>(source, blocks);
     case WireFormat::int8: return encode_columns<DType::f32, WireFormat::int8>(source, blocks);
+    case WireFormat::sparse_f32:
+    case WireFormat::sparse_bf16:
+    case WireFormat::sparse_f16: break;  // expanded before
   }
   const std::size_t size = element_bytes(job.out.format);
   std::byte* const out = row.out + columns.begin * size;

@@ -252,6 +252,9 @@ struct ChooseAdd {
       case WireFormat::f16: return from<WireFormat::f16>(first);
       case WireFormat::fp8_e4m3fn: return from<WireFormat::fp8_e4m3fn>(first);
       case WireFormat::int8: return from<WireFormat::int8>(first);
+      case WireFormat::sparse_f32:
+      case WireFormat::sparse_bf16:
+      case WireFormat::sparse_f16: break;  // expanded before
     }
     return nullptr;
   }
@@ -273,6 +276,9 @@ inline AddFunction choose_finish(WireFormat format, bool first, const RowFormat&
                         : ChooseAdd<RoundTo<DType::f16>>::of(format, first);
     case WireFormat::fp8_e4m3fn: return nullptr;
     case WireFormat::int8: return nullptr;
+    case WireFormat::sparse_f32:
+    case WireFormat::sparse_bf16:
+    case WireFormat::sparse_f16: break;  // expanded before
   }
   return nullptr;
 }

@@ -21,11 +21,15 @@ std::uint64_t fragments_of_range(const Lane& lane, std::uint64_t rows_per_fragme
 
 Framing make_framing(std::uint64_t row_bytes, std::uint64_t header_bytes,
                      std::uint64_t fragment_bytes) {
-  Framing framing{.row_bytes = row_bytes, .header_bytes = header_bytes, .rows_per_fragment = 1};
+  Framing framing{.row_bytes = row_bytes,
+                  .header_bytes = header_bytes,
+                  .rows_per_fragment = 1,
+                  .most_payload_bytes = row_bytes};
   if (row_bytes == 0 || fragment_bytes <= header_bytes) return framing;
   // A fragment's row count travels as 32 bits.
   framing.rows_per_fragment = std::clamp<std::uint64_t>(
       (fragment_bytes - header_bytes) / row_bytes, 1, std::numeric_limits<std::uint32_t>::max());
+  framing.most_payload_bytes = framing.rows_per_fragment * row_bytes;
   return framing;
 }
 

@@ -13,6 +13,7 @@ struct Framing {
   std::uint64_t row_bytes = 0;     ///< of one row in the wire format
   std::uint64_t header_bytes = 0;  ///< of one fragment
   std::uint64_t rows_per_fragment = 1;
+  std::uint64_t most_payload_bytes = 0;  ///< of one fragment
 };
 
 /// Rows per fragment for a fragment size: at least one, however long a row is.

@@ -16,6 +16,7 @@
 #include "base/clock.hpp"
 #include "ferry/error.hpp"
 #include "kernels/row_kernels.hpp"
+#include "kernels/sparse_rows.hpp"
 #include "transport/fence.hpp"
 #include "transport/sole_use.hpp"
 
@@ -213,6 +214,37 @@ void Transport::pack_rows(const kernels::PackJob& job) {
   begin_kernel();
   const AtEnd close([this] { end_kernel(); });
   kernels::pack_rows(job);
+}
+
+kernels::PackedRows Transport::pack_rows_within(const kernels::PackWithinJob& job) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  return kernels::pack_rows_within(job);
+}
+
+bool Transport::find_marked_rows(const kernels::MarkedRowsJob& job,
+                                 std::vector<kernels::MarkedRow>& rows) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  return kernels::find_marked_rows(job, rows);
+}
+
+void Transport::keep_largest(const kernels::KeepLargestJob& job) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  kernels::keep_largest(job);
+}
+
+kernels::CompressedRows Transport::compress_rows(const kernels::CompressJob& job) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  return kernels::compress_rows(job);
+}
+
+bool Transport::expand_rows(const kernels::ExpandJob& job) {
+  begin_kernel();
+  const AtEnd close([this] { end_kernel(); });
+  return kernels::expand_rows(job);
 }
 
 void Transport::sum_rows(const kernels::SumJob& job) {

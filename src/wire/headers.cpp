@@ -4,6 +4,7 @@
 #include "wire/headers.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "wire/fields.hpp"
 
@@ -14,6 +15,8 @@ namespace {
 constexpr std::uint8_t kHasCrc = 0x01;  // fragment flags
 constexpr std::uint8_t kValues = 0x02;
 constexpr std::uint8_t kGrantsValues = 0x04;
+constexpr int kPackingShift = 3;  // three bits
+constexpr std::uint8_t kPackingMask = 0x07;
 constexpr std::uint8_t kChecksumPayload = 0x01;  // metadata flags
 constexpr std::uint8_t kRowSources = 0x02;
 
@@ -96,7 +99,8 @@ namespace {
 std::uint8_t flags_of(const FragmentHeader& header) {
   return static_cast<std::uint8_t>((header.has_crc ? kHasCrc : 0) |
                                    (header.stream == Stream::values ? kValues : 0) |
-                                   (header.grant.stream == Stream::values ? kGrantsValues : 0));
+                                   (header.grant.stream == Stream::values ? kGrantsValues : 0) |
+                                   (static_cast<int>(header.packing) << kPackingShift));
 }
 
 Stream stream_of(std::uint8_t flags, std::uint8_t bit) {
@@ -123,9 +127,17 @@ std::optional<std::string> decode(Bytes bytes, FragmentHeader& out) {
   FragmentHeader header;
   header.call = from.take_call();
   const OpKind grant_kind = from.take_enum("grant_kind", kLastOpKind);
-  const std::uint8_t flags = from.take_flags("flags", kHasCrc | kValues | kGrantsValues);
+  const std::uint8_t flags =
+      from.take_flags("flags", kHasCrc | kValues | kGrantsValues | kPackingMask << kPackingShift);
   header.has_crc = (flags & kHasCrc) != 0;
   header.stream = stream_of(flags, kValues);
+  const int packing = flags >> kPackingShift & kPackingMask;
+  const RowPacking last = header.stream == Stream::values ? RowPacking::plain : kLastRowPacking;
+  if (packing > static_cast<int>(last)) {
+    from.fail("packing in flags", fmt::format("{}", packing),
+              fmt::format("0..{}", static_cast<int>(last)));
+  }
+  header.packing = static_cast<RowPacking>(packing);
   header.index = from.take<std::uint32_t>();
   header.num_rows = from.take<std::uint32_t>();
   header.payload_bytes = from.take<std::uint32_t>();
@@ -171,6 +183,8 @@ void encode(const MetadataHeader& header, std::span<std::byte, kMetadataHeaderBy
   to.put_enum(options.wire_combine_backward);
   to.put_enum(options.wire_dispatch_backward);
   to.put(options.wire_block_columns);
+  to.put(std::bit_cast<std::uint32_t>(options.max_relative_error));
+  to.put(std::bit_cast<std::uint32_t>(options.wire_sparse_ratio));
   to.seal();
 }
 
@@ -198,16 +212,24 @@ std::optional<std::string> decode(Bytes bytes, MetadataHeader& out) {
   options.fragment_bytes = from.take<std::uint32_t>();
   options.range_tokens = from.take<std::uint32_t>();
   options.dtype = from.take_enum("dtype", DType::f16);
-  options.wire_dispatch = from.take_enum("wire_dispatch", WireFormat::int8);
-  options.wire_combine = from.take_enum("wire_combine", WireFormat::int8);
+  options.wire_dispatch = from.take_enum("wire_dispatch", kLastWireFormat);
+  options.wire_combine = from.take_enum("wire_combine", kLastWireFormat);
   options.strategy = from.take_enum("strategy", Strategy::node_dedup);
   options.weights = from.take_enum("weights", WeightMode::none);
   from.require_zero("reserved", from.take<std::uint8_t>());
   options.row_alignment = from.take<std::uint16_t>();
   options.extra_bytes = from.take<std::uint32_t>();
-  options.wire_combine_backward = from.take_enum("wire_combine_backward", WireFormat::int8);
-  options.wire_dispatch_backward = from.take_enum("wire_dispatch_backward", WireFormat::int8);
+  options.wire_combine_backward = from.take_enum("wire_combine_backward", kLastWireFormat);
+  options.wire_dispatch_backward = from.take_enum("wire_dispatch_backward", kLastWireFormat);
   options.wire_block_columns = from.take<std::uint16_t>();
+  options.max_relative_error = std::bit_cast<float>(from.take<std::uint32_t>());
+  if (!(options.max_relative_error >= 0 && options.max_relative_error < 1)) {
+    from.fail("max_relative_error", fmt::format("{}", options.max_relative_error), "0 to below 1");
+  }
+  options.wire_sparse_ratio = std::bit_cast<float>(from.take<std::uint32_t>());
+  if (!(options.wire_sparse_ratio > 0 && options.wire_sparse_ratio <= 1)) {
+    from.fail("wire_sparse_ratio", fmt::format("{}", options.wire_sparse_ratio), "above 0, to 1");
+  }
   if (auto error = from.finish()) return error;
   out = header;
   return std::nullopt;

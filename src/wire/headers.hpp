@@ -40,6 +40,17 @@ std::string_view to_string(OpKind kind);
 /// What the fragments of a call hold: its rows, or FP32 numbers that go back with or for them.
 enum class Stream : std::uint8_t { rows = 0, values = 1 };
 
+/// How the rows of a fragment stand in its payload.
+enum class RowPacking : std::uint8_t {
+  plain = 0,   ///< one behind the other, all of one size
+  marked = 1,  ///< of two sizes; a bit for each row says which
+  // Values that are not 0, and where they are: see kernels::Positions.
+  coo = 2,
+  bitmask = 3,
+  run_length = 4,
+};
+inline constexpr RowPacking kLastRowPacking = RowPacking::run_length;
+
 /// These make a plan number; all others work on a plan that exists.
 constexpr bool opens_plan(OpKind kind) { return kind == OpKind::plan || kind == OpKind::gather; }
 
@@ -80,6 +91,7 @@ struct FragmentHeader {
   std::uint32_t payload_bytes = 0;
   std::uint32_t payload_crc = 0;  ///< CRC32C; travels as 0 unless has_crc
   bool has_crc = false;
+  RowPacking packing = RowPacking::plain;
   Grant grant{};  ///< rides along
   bool operator==(const FragmentHeader&) const = default;
 };
@@ -102,6 +114,8 @@ struct SharedOptions {
   WireFormat wire_combine_backward = WireFormat::f32;
   WireFormat wire_dispatch_backward = WireFormat::f32;
   std::uint16_t wire_block_columns = kDefaultBlockColumns;
+  float max_relative_error = 0;
+  float wire_sparse_ratio = 1;
   Strategy strategy = Strategy::flat;
   bool checksum_payload = true;
   Layout layout = Layout::expert_major;
@@ -126,7 +140,7 @@ struct MetadataHeader {
   std::uint32_t body_crc = 0;    ///< CRC32C
   bool operator==(const MetadataHeader&) const = default;
 };
-inline constexpr std::size_t kMetadataHeaderBytes = 132;
+inline constexpr std::size_t kMetadataHeaderBytes = 140;
 
 struct GrantMessage {
   std::uint32_t generation = 0;

@@ -49,6 +49,8 @@ std::optional<std::string> find_difference(const SharedOptions& a, int rank_a,
   compare("wire_combine_backward", a.wire_combine_backward, b.wire_combine_backward, name_of);
   compare("wire_dispatch_backward", a.wire_dispatch_backward, b.wire_dispatch_backward, name_of);
   compare("wire_block_columns", a.wire_block_columns, b.wire_block_columns, number);
+  compare("max_relative_error", a.max_relative_error, b.max_relative_error, number);
+  compare("wire_sparse_ratio", a.wire_sparse_ratio, b.wire_sparse_ratio, number);
   compare("fragment_bytes", a.fragment_bytes, b.fragment_bytes, number);
   compare("range_tokens", a.range_tokens, b.range_tokens, number);
   compare("ranges_in_flight", a.ranges_in_flight, b.ranges_in_flight, number);

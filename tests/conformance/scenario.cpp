@@ -49,6 +49,8 @@ ExchangeOptions options_of(const Group& group) {
   options.wire_combine_backward = group.wire_combine_backward;
   options.wire_dispatch_backward = group.wire_dispatch_backward;
   options.wire_block_columns = static_cast<int>(group.wire_block_columns);
+  options.max_relative_error = group.max_relative_error;
+  options.wire_sparse_ratio = group.wire_sparse_ratio;
   options.fragment_bytes = 400;
   options.range_tokens = 4;
   return options;

@@ -80,6 +80,65 @@ def test_quantised_wires():
     ferry.run(layer, nodes=2, ranks_per_node=2)
 
 
+def test_rows_beyond_the_error_limit():
+    """Of two tokens with one expert elsewhere, the one with values of two sizes escalates."""
+    def layer(group):
+        exchange = ferry.Exchange(group, ferry.Placement.contiguous(2, 2), 256, "f32",
+                                  wire_dispatch="int8", wire_combine="f32",
+                                  max_relative_error=0.01)
+        x = np.ones((2, 256), np.float32)
+        x[1, ::16] = 300  # the ones become 0 in int8
+        x[1, 1::16] = 1.7
+        plan = exchange.plan(np.full((2, 1), 1 - group.rank), np.ones((2, 1), np.float32))
+        rows = exchange.dispatch(plan, x)
+        assert (rows.numpy()[1] == x[1]).mean() < 1 and abs(rows.numpy()[1] / x[1] - 1).max() < .004
+        used = exchange.wire_statistics
+        assert used["dispatch"]["rows"] == 2 and used["dispatch"]["escalated_rows"] == 1
+        assert used["dispatch"]["payload_bytes"] == (8 + 256) + 512 + 1
+        assert used["combine"]["rows"] == 0
+
+    ferry.run(layer, nodes=2, ranks_per_node=1)
+
+
+def test_automatic_wires():
+    """Formats that are named stand; the others follow from the error."""
+    def layer(group):
+        def options(**given):
+            made = ferry.Exchange(group, ferry.Placement.contiguous(2, 2), 8, "f32", **given)
+            return made.options
+        chosen = options(wire="auto", max_relative_error=0.02)
+        assert chosen["wire_dispatch"] == "int8" and chosen["wire_combine"] == "bf16"
+        assert abs(chosen["max_relative_error"] - 0.02) < 1e-6
+        named = options(wire="auto", max_relative_error=0.02, wire_dispatch="f32")
+        assert named["wire_dispatch"] == "f32" and named["max_relative_error"] == 0
+        assert options(wire="auto")["wire_dispatch"] == options(wire=None)["wire_dispatch"] == "f32"
+        with pytest.raises(ferry.InvalidArgumentError, match="allowed: None, 'auto'"):
+            options(wire="int8")
+        with pytest.raises(ferry.InvalidArgumentError, match="max_relative_error"):
+            ferry.choose_wires("bf16", 1)
+
+    ferry.run(layer, nodes=2, ranks_per_node=1)
+
+
+def test_sparse_wires():
+    """Zeros do not cross, and of the rest the largest."""
+    def layer(group):
+        exchange = ferry.Exchange(group, ferry.Placement.contiguous(2, 2), 256, "f32",
+                                  wire_dispatch="sparse_f32", wire_combine="sparse_f16",
+                                  wire_sparse_ratio=0.25)
+        x = np.zeros((3, 256), np.float32)
+        x[:, ::3] = np.arange(86)
+        plan = exchange.plan(np.full((3, 1), 1 - group.rank), np.ones((3, 1), np.float32))
+        rows = exchange.dispatch(plan, x).numpy()
+        kept = np.zeros(256, bool)
+        for begin in (0, 128):
+            kept[np.arange(begin, begin + 128)[np.argsort(-x[0, begin:begin + 128])[:32]]] = True
+        assert (rows == x * kept).all()
+        assert exchange.wire_statistics["dispatch"]["payload_bytes"] <= 3 * (32 + 4 * 64)
+
+    ferry.run(layer, nodes=2, ranks_per_node=1)
+
+
 def test_unequal_nodes_and_int32_ids():
     ferry.run(check_expert_major, topology=ferry.Topology.from_sizes([1, 3]),
               args=("f32", {"fragment_bytes": 512, "range_tokens": 2}, np.int32))

@@ -365,6 +365,12 @@ def test_foreign_plans_and_wrong_options():
                                ("weights", {"weights": 3}), ("no option", {"colour": 1}),
                                ("wire_combine", {"wire_combine": "fp4"}),
                                ("wire_block_columns", {"wire_block_columns": 96}),
+                               ("max_relative_error", {"max_relative_error": 0.01}),
+                               ("max_relative_error", {"wire_combine": "int8",
+                                                       "max_relative_error": 0.003}),
+                               ("wire_sparse_ratio", {"wire_sparse_ratio": 0.5}),
+                               ("wire_sparse_ratio", {"wire_combine": "sparse_f16",
+                                                      "wire_sparse_ratio": 0}),
                                ("row_alignment", {"row_alignment": "two"}),
                                ("row_alignment", {"row_alignment": 0})):
             with pytest.raises(ferry.InvalidArgumentError, match=words):

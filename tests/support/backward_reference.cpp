@@ -30,11 +30,12 @@ WireFormat plain(const Group& group) {
   return WireFormat::f32;
 }
 
-// The format of gradients: as asked for, else as forward, but never quantised by itself.
+// The format of gradients: as asked for, else as forward, but never quantised or sparse by itself.
 WireFormat of_gradients(const Group& group, std::optional<WireFormat> asked, WireFormat forward) {
   if (asked) return *asked;
-  const bool quantised = forward == WireFormat::fp8_e4m3fn || forward == WireFormat::int8;
-  return quantised ? plain(group) : forward;
+  const bool numbers =
+      forward == WireFormat::f32 || forward == WireFormat::bf16 || forward == WireFormat::f16;
+  return numbers ? forward : plain(group);
 }
 
 // Gradients that go out to the experts.

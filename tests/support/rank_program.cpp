@@ -125,8 +125,7 @@ std::string ProgramResult::describe() const {
 /// Drives the bodies of one program.
 class Runner {
  public:
-  Runner(const ProgramOptions& options, const Body& body)
-      : options_(options), body_(body) {
+  Runner(const ProgramOptions& options, const Body& body) : options_(options), body_(body) {
     meeting_state_.members = options.topology.num_ranks();
     result_.failures.resize(static_cast<std::size_t>(options.topology.num_ranks()));
   }
@@ -230,8 +229,8 @@ class Runner {
     const std::exception_ptr error = rank.task->handle().promise().error;
     end(rank, error);
     if (error) {
-      world_->transport(number).abort(fmt::format("rank {} failed: {}", number,
-                                                  describe_exception(error).text));
+      world_->transport(number).abort(
+          fmt::format("rank {} failed: {}", number, describe_exception(error).text));
     }
   }
 
@@ -266,17 +265,17 @@ class Runner {
       return a.context->calls_ended_ < b.context->calls_ended_;
     };
     const auto [low, high] = std::minmax_element(ranks.begin(), ranks.end(), by_calls);
-    result_.calls_ahead = std::max(
-        result_.calls_ahead, high->context->calls_ended_ - low->context->calls_ended_);
+    result_.calls_ahead =
+        std::max(result_.calls_ahead, high->context->calls_ended_ - low->context->calls_ended_);
   }
 
   void report_hang(const std::vector<Rank>& ranks) {
-    result_.hang = fmt::format("no end after {} steps (seed {}, {} ranks on {}):\n",
-                               options_.step_limit, options_.seed, ranks.size(),
-                               options_.topology.describe());
+    result_.hang =
+        fmt::format("no end after {} steps (seed {}, {} ranks on {}):\n", options_.step_limit,
+                    options_.seed, ranks.size(), options_.topology.describe());
     for (const Rank& rank : ranks) {
       const RankContext& context = *rank.context;
-      const std::string_view state = rank.ended                     ? "ended"
+      const std::string_view state = rank.ended                    ? "ended"
                                      : context.pending_ != nullptr ? "waits for an operation"
                                                                    : "is suspended";
       result_.hang += fmt::format("  rank {}: {}, {} calls ended, {}\n", context.rank(), state,

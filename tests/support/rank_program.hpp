@@ -160,7 +160,8 @@ struct PendingAwaiter {
 
   bool await_ready() const { return context.blocking_ || pending.done(); }
   void await_suspend(std::coroutine_handle<> resume) {
-    context.suspend(resume, [this] { return pending.done(); }, &pending);
+    context.suspend(
+        resume, [this] { return pending.done(); }, &pending);
   }
   Result await_resume() {
     ++context.calls_ended_;
@@ -186,7 +187,8 @@ struct FailureAwaiter {
     return failure || context.blocking_ || pending->done();
   }
   void await_suspend(std::coroutine_handle<> resume) {
-    context.suspend(resume, [this] { return pending->done(); }, &*pending);
+    context.suspend(
+        resume, [this] { return pending->done(); }, &*pending);
   }
   std::optional<Failure> await_resume() {
     ++context.calls_ended_;
@@ -218,7 +220,8 @@ struct MeetAwaiter {
 
   bool await_ready();
   void await_suspend(std::coroutine_handle<> resume) {
-    context.suspend(resume, [this] { return context.meeting_.is_over(round); }, moving);
+    context.suspend(
+        resume, [this] { return context.meeting_.is_over(round); }, moving);
   }
   void await_resume() const {}
 };
@@ -310,7 +313,7 @@ struct ProgramOptions {
 
 struct ProgramResult {
   std::vector<std::optional<Failure>> failures;  ///< by rank: what its body ended with
-  std::string hang;           ///< the state of all ranks, when the step limit was reached
+  std::string hang;  ///< the state of all ranks, when the step limit was reached
   std::uint64_t steps = 0;
   std::uint64_t calls_ahead = 0;  ///< most calls that a rank had ended before another one
   bool injected = false;

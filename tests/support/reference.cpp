@@ -91,7 +91,13 @@ void Reference::row(int rank, const RowOrigin& origin, std::span<float> values) 
 }
 
 void Reference::cross_nodes(WireFormat format, std::span<float> values) const {
-  cross({format, group_.wire_block_columns, group_.gradients}, values);
+  cross({.format = format,
+         .block_columns = group_.wire_block_columns,
+         .gradients = group_.gradients,
+         .max_relative_error = group_.max_relative_error,
+         .escalated = group_.dtype == DType::f16 ? WireFormat::f16 : WireFormat::bf16,
+         .sparse_ratio = group_.wire_sparse_ratio},
+        values);
 }
 
 void Reference::extra(const RowOrigin& origin, std::span<std::byte> bytes) const {

@@ -35,6 +35,8 @@ struct Group {
   bool row_sources = false;  ///< asked for; some modes have them anyway
   std::int64_t wire_block_columns = 128;
   bool gradients = false;  ///< rows are gradients, which f16 between nodes lets overflow
+  float max_relative_error = 0;
+  float wire_sparse_ratio = 1;
   /// Unset: as on the way forward, or the dtype where that is quantised.
   std::optional<WireFormat> wire_combine_backward{};
   std::optional<WireFormat> wire_dispatch_backward{};

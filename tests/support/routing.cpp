@@ -15,9 +15,7 @@ namespace {
 using Random = std::mt19937_64;
 
 // Uniform in (0, 1]; written out because library distributions differ between implementations.
-double unit(Random& random) {
-  return (static_cast<double>(random() >> 11) + 1.0) * 0x1p-53;
-}
+double unit(Random& random) { return (static_cast<double>(random() >> 11) + 1.0) * 0x1p-53; }
 std::size_t below(Random& random, std::size_t bound) { return random() % bound; }
 
 std::vector<double> popularity(const RoutingSpec& spec) {

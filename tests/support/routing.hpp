@@ -44,8 +44,7 @@ RoutingData make_routing(const RoutingSpec& spec, std::int64_t num_tokens, std::
                          int rank);
 /// The routing of all ranks, tokens[r] tokens on rank r.
 std::vector<RoutingData> make_all_routing(const RoutingSpec& spec,
-                                          std::span<const std::int64_t> tokens,
-                                          std::uint64_t seed);
+                                          std::span<const std::int64_t> tokens, std::uint64_t seed);
 std::vector<Routing> views(std::span<const RoutingData> routing);
 
 }  // namespace ferry::support

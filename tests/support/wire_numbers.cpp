@@ -79,7 +79,10 @@ std::optional<DType> numbers_of(WireFormat format) {
     case WireFormat::bf16: return DType::bf16;
     case WireFormat::f16: return DType::f16;
     case WireFormat::fp8_e4m3fn:
-    case WireFormat::int8: return std::nullopt;
+    case WireFormat::int8:
+    case WireFormat::sparse_f32:
+    case WireFormat::sparse_bf16:
+    case WireFormat::sparse_f16: return std::nullopt;
   }
   return std::nullopt;
 }
@@ -144,8 +147,80 @@ void decode_row(const Wire& wire, std::span<const std::byte> bytes, std::span<fl
   }
 }
 
+namespace {
+
+// In FP32, as the decision is defined to the bit: 16 sums, then halves onto halves.
+float sum_of_squares(std::span<const float> values) {
+  float sums[16] = {};
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float square = values[i] * values[i];
+    sums[i % 16] += square;
+  }
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
+bool is_within(std::span<const float> values, std::span<const float> crossed, float limit) {
+  float largest = 0;
+  for (const float value : values) {
+    if (!std::isfinite(value)) return false;
+    largest = std::max(largest, std::fabs(value));
+  }
+  const float inverse = 1.0F / std::max(largest, std::numeric_limits<float>::min());
+  std::vector<float> errors;
+  std::vector<float> sizes;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    errors.push_back((values[i] - crossed[i]) * inverse);
+    sizes.push_back(values[i] * inverse);
+  }
+  return sum_of_squares(errors) <= limit * limit * sum_of_squares(sizes);
+}
+
+// Drops the smallest magnitude, of equal ones the last, until the block has what it may keep.
+void drop_smallest(std::span<float> block, float ratio) {
+  const auto size_of = [&](std::size_t i) {
+    return std::isnan(block[i]) ? std::numeric_limits<double>::infinity() : std::fabs(block[i]);
+  };
+  const float kept = std::ceil(ratio * static_cast<float>(block.size()));
+  auto values = std::ranges::count_if(block, [](float value) { return value != 0; });
+  for (; static_cast<float>(values) > kept; --values) {
+    std::size_t smallest = block.size();
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      if (block[i] == 0) continue;
+      if (smallest == block.size() || size_of(i) <= size_of(smallest)) smallest = i;
+    }
+    block[smallest] = 0;
+  }
+}
+
+WireFormat without_positions(WireFormat format) {
+  if (format == WireFormat::sparse_f32) return WireFormat::f32;
+  if (format == WireFormat::sparse_bf16) return WireFormat::bf16;
+  return format == WireFormat::sparse_f16 ? WireFormat::f16 : format;
+}
+
+}  // namespace
+
 void cross(const Wire& wire, std::span<float> values) {
-  decode_row(wire, encode_row(wire, values), values);
+  Wire plain = wire;
+  plain.format = without_positions(wire.format);
+  const std::vector<float> before(values.begin(), values.end());
+  decode_row(plain, encode_row(plain, values), values);
+  if (plain.format != wire.format) {
+    const auto block = static_cast<std::size_t>(wire.block_columns);
+    for (float& value : values) value = value == 0 ? 0 : value;  // also of -0
+    for (std::size_t begin = 0; begin < values.size(); begin += block) {
+      drop_smallest(values.subspan(begin, std::min(block, values.size() - begin)),
+                    wire.sparse_ratio);
+    }
+    return;
+  }
+  if (wire.max_relative_error == 0 || numbers_of(wire.format)) return;
+  if (is_within(before, values, wire.max_relative_error)) return;
+  plain.format = wire.escalated;
+  decode_row(plain, encode_row(plain, before), values);
 }
 
 }  // namespace ferry::support

@@ -19,9 +19,13 @@ struct Wire {
   WireFormat format = WireFormat::f32;
   std::int64_t block_columns = 128;
   bool gradients = false;  ///< a finite value that f16 cannot hold becomes infinite
+  /// Rows with a larger error (root mean square, over that of the values) cross in `escalated`.
+  float max_relative_error = 0;
+  WireFormat escalated = WireFormat::bf16;
+  float sparse_ratio = 1;  ///< of a sparse format
 };
 
-/// A row as it crosses, byte by byte.
+/// A row as it crosses, byte by byte, where its format is not sparse, and whatever its error.
 std::vector<std::byte> encode_row(const Wire& wire, std::span<const float> values);
 /// The FP32 values of such a row.
 void decode_row(const Wire& wire, std::span<const std::byte> bytes, std::span<float> values);

@@ -114,6 +114,19 @@ TEST(Command, QuantisedRowsAreVerifiedAndCounted) {
   }
 }
 
+TEST(Command, RowsOfVaryingSizeAreVerifiedAndCounted) {
+  for (const char* const wire :
+       {"int8,error=0.007,combine_backward=fp8,dispatch_backward=int8",
+        "sparse_bf16,ratio=0.25,combine_backward=sparse_f16", "auto,error=0.01"}) {
+    const Outcome outcome = ferry(kSmall + "--json --backward --wire " + wire);
+    ASSERT_EQ(outcome.code, 0) << wire << ": " << outcome.err;
+    for (const Json& object : json_lines(outcome.out)) {
+      EXPECT_EQ(object.at("verified"), true) << wire;
+    }
+  }
+  EXPECT_EQ(ferry(kSmall + "--wire bf16,error=0.1").code, 2);
+}
+
 TEST(Command, AStepNeedsOneRoundOfMetadataAndFourWithoutReuse) {
   const Outcome outcome = ferry(kSmall + "--json --backward --no-reuse");
   ASSERT_EQ(outcome.code, 0) << outcome.err;

@@ -66,6 +66,22 @@ TEST(BenchFlags, WireIsBothDirectionsUnlessCombineSaysOtherwise) {
   EXPECT_EQ(parse_bench_flags(flags).wire.combine, WireFormat::f32);
 }
 
+TEST(BenchFlags, WireFollowsFromAnError) {
+  BenchFlags flags;
+  flags.dtype = "f32";
+  flags.wire = "auto,error=0.01,combine_backward=f16";
+  const tools::WireFormats wire = parse_bench_flags(flags).wire.filled_in(DType::f32);
+  EXPECT_EQ(wire.dispatch, WireFormat::int8);
+  EXPECT_EQ(wire.combine, WireFormat::bf16);
+  EXPECT_EQ(wire.combine_backward, WireFormat::f16);
+  EXPECT_EQ(wire.dispatch_backward, WireFormat::bf16);
+  EXPECT_EQ(wire.max_relative_error, 0.01F);
+  flags.wire = "auto";
+  EXPECT_EQ(parse_bench_flags(flags).wire.filled_in(DType::f32).dispatch, WireFormat::f32);
+  flags.wire = "sparse_bf16,ratio=0.25,combine=f32";
+  EXPECT_EQ(parse_bench_flags(flags).wire.sparse_ratio, 0.25F);
+}
+
 TEST(BenchFlags, TokenMajorLeavesFlatOutOfAll) {
   BenchFlags flags;
   flags.layout = "token_major";
@@ -149,6 +165,10 @@ TEST(BenchFlags, RefusalsNameFlagValueAndWhatIsAllowed) {
        "--strategy flat: sends one row per expert"},
       {[](BenchFlags& f) { f.dtype = "fp8"; }, "--dtype fp8: no such format; allowed:"},
       {[](BenchFlags& f) { f.wire = "bf16,combine=x"; }, "--wire combine x: no such format"},
+      {[](BenchFlags& f) { f.wire = "int8,error=0"; }, "--wire error=0: allowed: above 0"},
+      {[](BenchFlags& f) { f.wire = "sparse_f16,ratio=2"; }, "--wire ratio=2: allowed: above 0"},
+      {[](BenchFlags& f) { f.wire = "f32,error=0.1"; }, "is for fp8 and int8"},
+      {[](BenchFlags& f) { f.wire = "int8,ratio=0.1"; }, "is for sparse formats"},
       {[](BenchFlags& f) { f.tokens = "1,2,3"; }, "3 counts for 8 ranks"},
       {[](BenchFlags& f) { f.tokens = "12x"; }, "'12x' is no token count"},
       {[](BenchFlags& f) { f.tokens = "-1"; }, "'-1' is no token count"},

@@ -16,13 +16,13 @@ TEST(Golden, FragmentHeader) {
                      "88 77 66 55 44 33 22 11"  // place
                      "02 00 00 00 03 00 00 00"  // generation, exchange
                      "04 00 00 00 05 00 00 00"  // plan, ordinal
-                     "01 01 02 01"              // kind, call flags; grant kind, flags
+                     "01 01 02 11"              // kind, call flags; grant kind, flags
                      "06 00 00 00"              // index
                      "07 00 00 00 04 03 02 01"  // rows, payload bytes
                      "ef be ad de"              // payload crc
                      "09 00 00 00 0a 00 00 00"  // grant: exchange, plan
                      "0b 00 00 00 0c 00 00 00"  // ordinal, fragments
-                     "ef 03 e2 43"));           // header crc
+                     "2a 1c 2d f2"));           // header crc
 }
 
 TEST(Golden, MetadataHeader) {
@@ -45,7 +45,9 @@ TEST(Golden, MetadataHeader) {
                                                  "02 00 01 02"     // weights, reserved; alignment
                                                  "0c 00 00 00"     // extra bytes
                                                  "04 03 40 01"     // gradients' wires, block
-                                                 "76 a5 60 4b"));  // header crc
+                                                 "00 00 00 3f"     // largest error
+                                                 "00 00 80 3e"     // sparse ratio
+                                                 "75 48 db 06"));  // header crc
 }
 
 TEST(Golden, GrantMessage) {

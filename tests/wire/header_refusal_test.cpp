@@ -113,7 +113,11 @@ TEST(HeaderRefusal, FieldsOfFragments) {
   EXPECT_EQ(refusal_with<Header>(33, 2),
             "fragment header: call_flags is 0x02; expected only bits of 0x01");
   EXPECT_EQ(refusal_with<Header>(35, 0x81),
-            "fragment header: flags is 0x81; expected only bits of 0x07");
+            "fragment header: flags is 0x81; expected only bits of 0x3f");
+  EXPECT_EQ(refusal_with<Header>(35, 0x29),
+            "fragment header: packing in flags is 5; expected 0..4");
+  EXPECT_EQ(refusal_with<Header>(35, 0x0B),
+            "fragment header: packing in flags is 1; expected 0..0");
   EXPECT_EQ(refusal_with<Header>(35, 0),
             "fragment header: payload_crc without its flag is 3735928559; expected 0");
   EXPECT_EQ(refusal<Header>({}), "fragment header: size is 0 bytes; expected 72");
@@ -128,8 +132,12 @@ TEST(HeaderRefusal, FieldsOfMetadata) {
   EXPECT_EQ(refusal_with<Header>(116, 3), "metadata header: weights is 3; expected 0..2");
   EXPECT_EQ(refusal_with<Header>(117, 1), "metadata header: reserved is 1; expected 0");
   EXPECT_EQ(refusal_with<Header>(112, 3), "metadata header: dtype is 3; expected 0..2");
-  EXPECT_EQ(refusal_with<Header>(113, 5), "metadata header: wire_dispatch is 5; expected 0..4");
-  EXPECT_EQ(refusal_with<Header>(114, 5), "metadata header: wire_combine is 5; expected 0..4");
+  EXPECT_EQ(refusal_with<Header>(113, 8), "metadata header: wire_dispatch is 8; expected 0..7");
+  EXPECT_EQ(refusal_with<Header>(114, 8), "metadata header: wire_combine is 8; expected 0..7");
+  EXPECT_EQ(refusal_with<Header>(131, 0xBF),
+            "metadata header: max_relative_error is -0.5; expected 0 to below 1");
+  EXPECT_EQ(refusal_with<Header>(135, 0x40),
+            "metadata header: wire_sparse_ratio is 4; expected above 0, to 1");
   EXPECT_EQ(refusal_with<Header>(115, 4), "metadata header: strategy is 4; expected 0..3");
 }
 

@@ -41,14 +41,17 @@ TEST(Headers, RandomValuesComeBack) {
   const auto u32 = [&] { return static_cast<std::uint32_t>(rng()); };
   const auto kind = [&] { return static_cast<OpKind>(rng() % 8); };
   const auto dtype = [&] { return static_cast<DType>(rng() % 3); };
-  const auto wire = [&] { return static_cast<WireFormat>(rng() % 5); };
+  const auto wire = [&] { return static_cast<WireFormat>(rng() % 8); };
   for (int i = 0; i < 1000; ++i) {
     const CallId call{u32(), u32(), rng(), u32(), u32(), kind(), rng() % 2 == 0};
     const auto stream = [&] { return static_cast<Stream>(rng() % 2); };
     const Grant grant{u32(), u32(), u32(), u32(), kind(), stream()};
     const bool has_crc = rng() % 2 == 0;
-    expect_round_trip(
-        FragmentHeader{call, stream(), u32(), u32(), u32(), has_crc ? u32() : 0, has_crc, grant});
+    const Stream of_rows = stream();
+    const auto packing =
+        of_rows == Stream::rows ? static_cast<RowPacking>(rng() % 5) : RowPacking::plain;
+    expect_round_trip(FragmentHeader{call, of_rows, u32(), u32(), u32(), has_crc ? u32() : 0,
+                                     has_crc, packing, grant});
     const SharedOptions options{rng(),
                                 rng(),
                                 rng(),
@@ -64,6 +67,8 @@ TEST(Headers, RandomValuesComeBack) {
                                 wire(),
                                 wire(),
                                 static_cast<std::uint16_t>(rng()),
+                                static_cast<float>(rng() % 1000) / 1000,
+                                static_cast<float>(rng() % 1000 + 1) / 1000,
                                 static_cast<Strategy>(rng() % 4),
                                 rng() % 2 == 0,
                                 static_cast<Layout>(rng() % 2),
@@ -191,6 +196,10 @@ TEST(Headers, DifferenceNamesOptionValuesAndRanks) {
             "wire_combine_backward is int8 on rank 0 and bf16 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.wire_dispatch_backward = WireFormat::bf16; }),
             "wire_dispatch_backward is fp8_e4m3fn on rank 0 and bf16 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.max_relative_error = 0.25F; }),
+            "max_relative_error is 0.5 on rank 0 and 0.25 on rank 3");
+  EXPECT_EQ(difference([](O& o) { o.wire_sparse_ratio = 1; }),
+            "wire_sparse_ratio is 0.25 on rank 0 and 1 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.wire_block_columns = 64; }),
             "wire_block_columns is 320 on rank 0 and 64 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.fragment_bytes = 1; }),

@@ -33,6 +33,7 @@ FragmentHeader sample_fragment() {
       .payload_bytes = 0x01020304,
       .payload_crc = 0xDEADBEEF,
       .has_crc = true,
+      .packing = RowPacking::coo,
       .grant = {9, 10, 11, 12, OpKind::combine},
   };
 }
@@ -58,6 +59,8 @@ MetadataHeader sample_metadata() {
                   .wire_combine_backward = WireFormat::int8,
                   .wire_dispatch_backward = WireFormat::fp8_e4m3fn,
                   .wire_block_columns = 0x0140,
+                  .max_relative_error = 0.5F,
+                  .wire_sparse_ratio = 0.25F,
                   .strategy = Strategy::node_dedup,
                   .checksum_payload = true,
                   .layout = Layout::token_major,

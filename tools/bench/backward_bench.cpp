@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "bench/clock.hpp"
+#include "bench/rank_bench.hpp"
 #include "support/rows.hpp"
 #include "support/verify.hpp"
 #include "support/verify_backward.hpp"
@@ -52,8 +53,15 @@ std::optional<std::string> BackwardBench::run(const Repeat& repeat, RepeatTimes&
                        setting_.options.weights);
   const bool at_combine = weights_at(WeightMode::at_combine);
   const bool at_expert = weights_at(WeightMode::at_expert);
+  const auto sent = [&] { return repeat.exchange.wire_statistics(); };
+  const auto row_bytes = [&](WireFormat format) {
+    return plain_row_bytes(setting_.options, repeat.exchange, format);
+  };
   Fault fault = run_combine_backward(repeat, false, times.combine_backward);
   counted.combine_backward = payload_bytes();
+  counted.beyond.combine_backward =
+      bytes_beyond(sent_before_.combine_backward, sent().combine_backward,
+                   row_bytes(wire_combine_backward(setting_.options)));
   if (!fault && at_combine) {
     fault = run_combine_backward(repeat, true, times.combine_backward_weights);
     counted.grad_weights = payload_bytes() - counted.combine_backward;
@@ -62,6 +70,9 @@ std::optional<std::string> BackwardBench::run(const Repeat& repeat, RepeatTimes&
   support::fill_grad_rows(*reference_, rank, grad_y_->matrix());
   fault = run_dispatch_backward(repeat, false, times.dispatch_backward);
   counted.dispatch_backward = payload_bytes();
+  counted.beyond.dispatch_backward =
+      bytes_beyond(sent_before_.dispatch_backward, sent().dispatch_backward,
+                   row_bytes(wire_dispatch_backward(setting_.options)));
   if (!fault && at_expert) {
     row_weights_ = support::grad_row_weights(*reference_, rank, repeat.rows.plan());
     fault = run_dispatch_backward(repeat, true, times.dispatch_backward_weights);
@@ -92,6 +103,7 @@ BackwardBench::Fault BackwardBench::run_combine_backward(const Repeat& repeat, b
   std::ranges::fill(grad_weights_, std::numeric_limits<float>::quiet_NaN());
   setting_.stage.line_up();
   payload_bytes();
+  sent_before_ = repeat.exchange.wire_statistics();
   time.start_s = now_s();
   grad_y_.emplace(repeat.exchange.combine_backward(plan, input, wanted));
   time.end_s = now_s();
@@ -116,6 +128,7 @@ BackwardBench::Fault BackwardBench::run_dispatch_backward(const Repeat& repeat, 
   std::ranges::fill(grad_weights_, std::numeric_limits<float>::quiet_NaN());
   setting_.stage.line_up();
   payload_bytes();
+  sent_before_ = repeat.exchange.wire_statistics();
   time.start_s = now_s();
   repeat.exchange.dispatch_backward(plan, input, output);
   time.end_s = now_s();
@@ -130,8 +143,10 @@ BackwardBench::Fault BackwardBench::check_bytes(const PlanSummary& planned,
                                                 const CountedBytes& counted) const {
   const bool weights = !weights_at(WeightMode::none);
   const std::uint64_t of_weights = weights ? planned.inter_node_bytes_grad_weights : 0;
-  if (counted.combine_backward == planned.inter_node_bytes_combine_backward &&
-      counted.dispatch_backward == planned.inter_node_bytes_dispatch_backward &&
+  if (counted.combine_backward ==
+          planned.inter_node_bytes_combine_backward + counted.beyond.combine_backward &&
+      counted.dispatch_backward ==
+          planned.inter_node_bytes_dispatch_backward + counted.beyond.dispatch_backward &&
       counted.grad_weights == of_weights) {
     return std::nullopt;
   }

@@ -61,6 +61,7 @@ class BackwardBench {
   std::optional<OutputRows> y_;
   std::optional<GradRows> grad_y_;
   std::uint64_t payload_before_ = 0;
+  WireStatistics sent_before_{};
 };
 
 }  // namespace ferry::bench

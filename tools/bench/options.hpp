@@ -68,7 +68,7 @@ struct BenchOptions {
 
 /// The flags as text, filled by CLI11.
 struct BenchFlags {
-  BenchOptions plain;  ///< flags that need no parsing beyond CLI11's
+  BenchOptions plain;   ///< flags that need no parsing beyond CLI11's
   std::string routing;  ///< empty = not given
   std::string strategy = "all";
   std::string dtype = "bf16";

@@ -49,6 +49,8 @@ Json what_was_run(const RunContext& context, std::optional<Strategy> strategy) {
       {"wire_combine_backward", to_string(wire_combine_backward(options))},
       {"wire_dispatch_backward", to_string(wire_dispatch_backward(options))},
       {"wire_block_columns", options.wire.block_columns},
+      {"max_relative_error", options.wire.filled_in(options.dtype).max_relative_error},
+      {"wire_sparse_ratio", options.wire.sparse_ratio},
       {"routing", workload.routing_name},
       {"trace", trace ? Json(trace->directory) : Json()},
       {"model", trace ? Json(trace->model) : Json()},

@@ -162,17 +162,16 @@ std::string backward_of(const std::vector<StrategyResult>& results) {
     };
     std::string step = steps_text(backward.step);
     if (backward.step_no_reuse) {
-      step += fmt::format("; planned anew each time {}, {:.2f}x",
-                          steps_text(*backward.step_no_reuse),
-                          backward.step_no_reuse->us.median / backward.step.us.median);
+      step +=
+          fmt::format("; planned anew each time {}, {:.2f}x", steps_text(*backward.step_no_reuse),
+                      backward.step_no_reuse->us.median / backward.step.us.median);
     }
-    text += fmt::format(
-        kBackwardRow, to_string(ours.strategy),
-        with(backward.combine_backward_us, backward.combine_backward_weights_us),
-        with(backward.dispatch_backward_us, backward.dispatch_backward_weights_us),
-        fmt::format("{:.2f} / {:.2f}", backward.rows_us() / forward_us,
-                    backward.weights_us() / forward_us),
-        step);
+    text += fmt::format(kBackwardRow, to_string(ours.strategy),
+                        with(backward.combine_backward_us, backward.combine_backward_weights_us),
+                        with(backward.dispatch_backward_us, backward.dispatch_backward_weights_us),
+                        fmt::format("{:.2f} / {:.2f}", backward.rows_us() / forward_us,
+                                    backward.weights_us() / forward_us),
+                        step);
   }
   return text +
          "where two figures stand, the second is with gradients of weights; vs forward: both "

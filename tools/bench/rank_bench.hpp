@@ -37,18 +37,27 @@ struct RunContext {
 
 /// The formats that rows cross in: as asked for, else the dtype.
 inline WireFormat wire_dispatch(const BenchOptions& options) {
-  return options.wire.dispatch.value_or(wire_format_of(options.dtype));
+  return *options.wire.filled_in(options.dtype).dispatch;
 }
 inline WireFormat wire_combine(const BenchOptions& options) {
-  return options.wire.combine.value_or(wire_format_of(options.dtype));
+  return *options.wire.filled_in(options.dtype).combine;
 }
 inline WireFormat wire_combine_backward(const BenchOptions& options) {
-  return options.wire.combine_backward.value_or(
-      gradient_wire(wire_dispatch(options), options.dtype));
+  return *options.wire.filled_in(options.dtype).combine_backward;
 }
 inline WireFormat wire_dispatch_backward(const BenchOptions& options) {
-  return options.wire.dispatch_backward.value_or(
-      gradient_wire(wire_combine(options), options.dtype));
+  return *options.wire.filled_in(options.dtype).dispatch_backward;
+}
+
+/// CountedBytes::beyond of one call: what it used, less rows of the plain size.
+inline std::uint64_t bytes_beyond(const WireUse& before, const WireUse& after,
+                                  std::uint64_t row_bytes) {
+  return after.payload_bytes - before.payload_bytes - (after.rows - before.rows) * row_bytes;
+}
+/// The plain size of a row.
+inline std::uint64_t plain_row_bytes(const BenchOptions& options, const Exchange& exchange,
+                                     WireFormat format) {
+  return wire_row_bytes(format, exchange.shape().hidden, options.wire.block_columns);
 }
 
 class RankBench {

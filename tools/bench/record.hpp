@@ -25,7 +25,7 @@ struct RepeatTimes {
   Interval plan_and_dispatch;
   Interval rail_message;  ///< of --baseline rail_message
   // Of --backward
-  Interval combine_backward;           ///< without gradients of weights
+  Interval combine_backward;  ///< without gradients of weights
   Interval dispatch_backward;
   Interval combine_backward_weights;   ///< with them, where the weights are at combine
   Interval dispatch_backward_weights;  ///< where they are at the expert
@@ -35,6 +35,14 @@ struct RepeatTimes {
 
 /// Bytes that the transport counted in one repeat.
 struct CountedBytes {
+  /// What rows took beyond their plain size, where that depends on their values; mod 2^64.
+  struct Beyond {
+    std::uint64_t dispatch = 0;
+    std::uint64_t combine = 0;
+    std::uint64_t combine_backward = 0;
+    std::uint64_t dispatch_backward = 0;
+  };
+  Beyond beyond{};
   std::uint64_t metadata = 0;
   std::uint64_t dispatch = 0;
   std::uint64_t combine = 0;

@@ -53,7 +53,7 @@ struct StrategyResult {
   Spread combine_us;
   Spread plan_and_dispatch_us;
   Spread memcpy_us;
-  std::optional<Spread> rail_message_us;  ///< of --baseline rail_message
+  std::optional<Spread> rail_message_us;   ///< of --baseline rail_message
   std::optional<BackwardResult> backward;  ///< of --backward
   std::uint64_t logical_bytes_dispatch = 0;
   std::uint64_t inter_node_rows_dispatch = 0;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/failures.hpp"
+#include "ferry/wire_policy.hpp"
 
 namespace ferry::tools {
 
@@ -48,7 +49,9 @@ WireFormat parse_wire_format(std::string_view flag, std::string_view name) {
   const std::optional<WireFormat> format = wire_format_from_string(name);
   if (!format) {
     throw UsageError(fmt::format(
-        "{} {}: no such format; allowed: f32, bf16, f16, fp8_e4m3fn (or fp8), int8", flag, name));
+        "{} {}: no such format; allowed: f32, bf16, f16, fp8_e4m3fn (or fp8), int8, sparse_f32, "
+        "sparse_bf16, sparse_f16",
+        flag, name));
   }
   return *format;
 }
@@ -63,7 +66,46 @@ int parse_block(std::string_view text) {
   return *columns;
 }
 
+float parse_share(std::string_view name, std::string_view text) {
+  const std::optional<double> share = number<double>(text);
+  if (!share || !(*share > 0 && *share <= 1)) {
+    throw UsageError(fmt::format("--wire {}={}: allowed: above 0, at most 1", name, text));
+  }
+  return static_cast<float>(*share);
+}
+
 }  // namespace
+
+WireFormats WireFormats::filled_in(DType dtype) const {
+  WireFormats all = *this;
+  const WireFormat own = wire_format_of(dtype);
+  if (automatic) {
+    const WireChoice choice =
+        choose_wires({.dtype = dtype, .max_relative_error = max_relative_error});
+    all.dispatch = dispatch.value_or(choice.dispatch);
+    all.combine = combine.value_or(choice.combine);
+    all.combine_backward = combine_backward.value_or(choice.combine_backward);
+    all.dispatch_backward = dispatch_backward.value_or(choice.dispatch_backward);
+  }
+  all.dispatch = all.dispatch.value_or(own);
+  all.combine = all.combine.value_or(own);
+  all.combine_backward = all.combine_backward.value_or(gradient_wire(*all.dispatch, dtype));
+  all.dispatch_backward = all.dispatch_backward.value_or(gradient_wire(*all.combine, dtype));
+  const auto any = [&](bool (*is)(WireFormat)) {
+    return is(*all.dispatch) || is(*all.combine) || is(*all.combine_backward) ||
+           is(*all.dispatch_backward);
+  };
+  if (!any([](WireFormat format) { return is_quantised(format); })) {
+    if (!automatic && max_relative_error > 0) {
+      throw UsageError("--wire error=LIMIT: is for fp8 and int8; fix: choose one, or auto");
+    }
+    all.max_relative_error = 0;
+  }
+  if (sparse_ratio < 1 && !any([](WireFormat format) { return is_sparse(format); })) {
+    throw UsageError("--wire ratio=SHARE: is for sparse formats; fix: choose one");
+  }
+  return all;
+}
 
 WireFormats parse_wire(const std::string& text) {
   WireFormats formats;
@@ -76,6 +118,10 @@ WireFormats parse_wire(const std::string& text) {
   std::optional<WireFormat> both;
   for (const std::string_view part : split(text, ',')) {
     const std::size_t equals = part.find('=');
+    if (part == "auto") {
+      formats.automatic = true;
+      continue;
+    }
     if (equals == std::string_view::npos) {
       both = parse_wire_format("--wire", part);
       continue;
@@ -85,11 +131,16 @@ WireFormats parse_wire(const std::string& text) {
       formats.block_columns = parse_block(part.substr(equals + 1));
       continue;
     }
+    if (call == "error" || call == "ratio") {
+      (call == "error" ? formats.max_relative_error : formats.sparse_ratio) =
+          parse_share(call, part.substr(equals + 1));
+      continue;
+    }
     const auto* const known = std::ranges::find(calls, call, [](const auto& c) { return c.first; });
     if (known == std::end(calls)) {
       throw UsageError(
           fmt::format("--wire {}: no such call; allowed: dispatch, combine, "
-                      "combine_backward, dispatch_backward, and block",
+                      "combine_backward, dispatch_backward, and block, error, ratio",
                       part));
     }
     *known->second = parse_wire_format(fmt::format("--wire {}", call), part.substr(equals + 1));

@@ -47,14 +47,23 @@ struct WireFormats {
   std::optional<WireFormat> combine_backward;
   std::optional<WireFormat> dispatch_backward;
   int block_columns = kDefaultBlockColumns;
+  bool automatic = false;  ///< what is unset follows from max_relative_error, else from the dtype
+  float max_relative_error = 0;
+  float sparse_ratio = 1;
+
+  /// With all formats set, for rows of a dtype.
+  /// Errors: UsageError
+  WireFormats filled_in(DType dtype) const;
 };
-/// A comma list of "NAME" for dispatch and combine, "CALL=NAME" for one call, and "block=COLUMNS",
-/// in any order; empty = unset. What names a call goes before what does not.
+/// A comma list of "NAME" for dispatch and combine (or "auto"), "CALL=NAME" for one call,
+/// "block=COLUMNS", "error=LIMIT" and "ratio=SHARE", in any order; empty = unset. What names a call
+/// goes before what does not.
 /// Errors: UsageError
 WireFormats parse_wire(const std::string& text);
 inline constexpr const char* kWireHelp =
-    "format of rows between nodes: NAME for both directions [,CALL=NAME] [,block=COLUMNS]; f32, "
-    "bf16, f16, fp8 or int8; default the dtype";
+    "format of rows between nodes: NAME for both directions [,CALL=NAME] [,block=COLUMNS] "
+    "[,error=LIMIT] [,ratio=SHARE]; f32, bf16, f16, fp8, int8, sparse_f32, sparse_bf16, "
+    "sparse_f16, or auto: what suits the error; default the dtype";
 
 /// One count for all ranks, a comma list with one per rank, or empty for the default.
 /// Errors: UsageError

@@ -82,19 +82,16 @@ Scenario make_scenario(const PlanOptions& options) {
   const Model model = options.model.empty() ? model_of_trace(trace->info(), options.trace_directory)
                                             : model_of(options.model);
   if (trace) check_fits(model, trace->info(), options.trace_directory);
-  const WireFormat out = options.wire.dispatch.value_or(wire_format_of(model.dtype));
-  const WireFormat back = options.wire.combine.value_or(wire_format_of(model.dtype));
+  const tools::WireFormats wires = options.wire.filled_in(model.dtype);
   Scenario scenario{.model = model,
                     .cluster = options.cluster,
                     .topology = Topology::uniform(options.num_nodes, options.ranks_per_node),
                     .placement = Placement::contiguous(model.num_experts, options.num_ranks()),
-                    .wire_dispatch = out,
-                    .wire_combine = back,
-                    .wire_combine_backward =
-                        options.wire.combine_backward.value_or(gradient_wire(out, model.dtype)),
-                    .wire_dispatch_backward =
-                        options.wire.dispatch_backward.value_or(gradient_wire(back, model.dtype)),
-                    .wire_block_columns = options.wire.block_columns,
+                    .wire_dispatch = *wires.dispatch,
+                    .wire_combine = *wires.combine,
+                    .wire_combine_backward = *wires.combine_backward,
+                    .wire_dispatch_backward = *wires.dispatch_backward,
+                    .wire_block_columns = wires.block_columns,
                     .routing = {},
                     .routing_name = {},
                     .notes = {}};
