@@ -24,29 +24,42 @@ class _Process:
         self.lock = threading.Lock()
         self.session: _ferry.Session | None = None
         self.process = os.getpid()
-        self.groups: list[_ferry.GroupCore] = []
+        self.groups: list[Group] = []
         self.failed = False
 
     def keep(self, core: _ferry.GroupCore) -> Group:
         self.groups = [one for one in self.groups if not one.closed]
-        self.groups.append(core)
-        return Group(core)
+        self.groups.append(Group(core))
+        return self.groups[-1]
 
     def end(self) -> None:
         """At exit: groups first, last made first; then MPI, with all other ranks."""
         if os.getpid() != self.process:
             return
         error = getattr(sys, "last_value", None)  # what ended the program
-        for core in reversed(self.groups):
-            if core.closed:
+        for group in reversed(self.groups):
+            if group.closed:
                 continue
-            core.close(None if error is None else
-                       f"rank {core.rank} failed: {type(error).__name__}: {error}")
+            group._core.close(None if error is None else
+                       f"rank {group.rank} failed: {type(error).__name__}: {error}")
         self.groups.clear()
         session, self.session = self.session, None
         if session is not None and error is None:
             session.end()
         del session  # leaves like a rank that failed, unless it has ended
+
+
+def only_group(call: str) -> Group:
+    """The one group that init() has made and that is still open.
+
+    Errors: InvalidArgumentError, where there is none or more than one
+    """
+    groups = [one for one in _process.groups if not one.closed]
+    if len(groups) != 1:
+        raise InvalidArgumentError(
+            f"{call}: group = None with {len(groups)} open groups of ferry.init(); allowed: one; "
+            "fix: pass the group")
+    return groups[0]
 
 
 _process = _Process()

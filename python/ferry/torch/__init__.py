@@ -8,6 +8,7 @@
     parallel    expert_parameters, reduce_gradients, clip_grad_norm_, split_world
     saving      save_checkpoint, load_checkpoint             on disk, for any split and placement
     recording   record_routing, write_trace                  routing traces that `ferry` reads
+    sparse      sparse_all_to_all                            tensors of which the largest values cross
 
 docs/pytorch.md says how they fit together.
 """
@@ -25,6 +26,7 @@ from ferry.torch.parallel import (clip_grad_norm_, dense_parameters, expert_para
 from ferry.torch.recording import RoutingRecorder, record_routing, write_trace
 from ferry.torch.saving import (checkpoint_extra, latest_checkpoint, load_checkpoint,
                                 save_checkpoint)
+from ferry.torch.sparse import sparse_all_to_all
 
 __all__ = [
     "Communicator", "Dispatcher", "ExpertTokens", "GateOutput", "GroupedExperts", "MoELayer",
@@ -33,6 +35,6 @@ __all__ = [
     "dense_parameters", "expert_counts", "expert_parameters", "grouped_swiglu",
     "ignore_experts_in_ddp", "latest_checkpoint", "load_checkpoint", "mark_experts",
     "record_routing", "reduce_gradients", "save_checkpoint", "set_aux_loss_scale",
-    "split_world", "switch_loss", "topk_from_logits", "update_selection_bias", "variance_loss",
+    "sparse_all_to_all", "split_world", "switch_loss", "topk_from_logits", "update_selection_bias", "variance_loss",
     "write_trace", "z_loss",
 ]
