@@ -126,7 +126,7 @@ HWY_INLINE std::uint32_t largest_bits(const std::byte* at, std::size_t count) {
       halves = hn::Max(halves, hn::And(bits, mask));
     }
     if (i < count) {
-      alignas(64) std::byte tail[HWY_MAX_BYTES] = {};
+      alignas(64) std::byte tail[kMostVectorBytes] = {};
       std::memcpy(tail, at + i * size, (count - i) * size);
       const auto bits = hn::LoadU(d16, reinterpret_cast<const std::int16_t*>(tail));
       halves = hn::Max(halves, hn::And(bits, mask));
@@ -135,7 +135,7 @@ HWY_INLINE std::uint32_t largest_bits(const std::byte* at, std::size_t count) {
     largest = hn::Max(hn::ShiftRight<16>(pairs), hn::And(pairs, hn::Set(di, 0xFFFF)));
     const auto bits = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest)));
     if constexpr (kFrom == DType::bf16) return bits << 16;
-    alignas(64) std::byte one[HWY_MAX_BYTES] = {};
+    alignas(64) std::byte one[kMostVectorBytes] = {};
     std::memcpy(one, &bits, size);
     return static_cast<std::uint32_t>(hn::GetLane(hn::BitCast(WordTag(), load_lanes<kFrom>(one))));
   }
@@ -148,7 +148,7 @@ HWY_INLINE std::uint32_t largest_bits(const std::byte* at, std::size_t count) {
     largest = hn::Max(largest, hn::And(bits, mask));
   }
   if (i < count) {
-    alignas(64) std::byte tail[HWY_MAX_BYTES] = {};
+    alignas(64) std::byte tail[kMostVectorBytes] = {};
     std::memcpy(tail, at + i * size, (count - i) * size);
     largest = hn::Max(largest, hn::And(hn::BitCast(di, load_lanes<kFrom>(tail)), mask));
   }
@@ -187,8 +187,8 @@ HWY_INLINE void encode_block(const std::byte* source, std::size_t count, float i
   }
   for (; i + lanes <= count; i += lanes) encode(source + i * size, codes + i);
   if (i == count) return;
-  alignas(64) std::byte tail[HWY_MAX_BYTES] = {};
-  alignas(64) std::byte out[HWY_MAX_BYTES];
+  alignas(64) std::byte tail[kMostVectorBytes] = {};
+  alignas(64) std::byte out[kMostVectorBytes];
   std::memcpy(tail, source + i * size, (count - i) * size);
   encode(tail, out);
   std::memcpy(codes + i, out, count - i);
@@ -280,7 +280,7 @@ HWY_INLINE void decode_block(const std::byte* codes, std::size_t count, float fa
     put_pair<kTo, kNan>(decode(codes + i), decode(codes + i + lanes), {out + i * size, false});
   }
   for (; i < count; i += lanes) {
-    alignas(64) std::byte tail[HWY_MAX_BYTES] = {};
+    alignas(64) std::byte tail[kMostVectorBytes] = {};
     std::memcpy(tail, codes + i, std::min(lanes, count - i));
     store_lanes<kTo>(one_nan(decode(tail)), out + i * size);
   }

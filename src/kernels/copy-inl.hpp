@@ -46,7 +46,7 @@ inline constexpr std::size_t kMostTargets = 8;
 /// Streams whole lines to `kTargets` targets, line by line to all of them: the source is read once.
 template <std::size_t kTargets>
 void stream_lines(const CopyRun& run, std::byte* const* targets, const detail::Lookahead& ahead) {
-  const hn::ScalableTag<std::uint8_t> d;
+  const hn::CappedTag<std::uint8_t, detail::kLineBytes> d;
   const std::size_t vector_bytes = hn::Lanes(d);
   const detail::Lookahead look = ahead;  // a copy, as are the addresses: the stores may not alias
   std::uint8_t* to[kTargets];
@@ -78,8 +78,7 @@ inline constexpr StreamFunction kStreamLines[kMostTargets] = {
 HWY_INLINE void stream_to_all(const CopyRun& run, std::span<std::byte* const> targets,
                               const detail::Lookahead& ahead) {
   const std::size_t misplaced = line_offset(targets.front() + run.offset);
-  const std::size_t head =
-      misplaced == 0 ? 0 : std::min(run.bytes, detail::kLineBytes - misplaced);
+  const std::size_t head = misplaced == 0 ? 0 : std::min(run.bytes, detail::kLineBytes - misplaced);
   const std::size_t body = (run.bytes - head) / detail::kLineBytes * detail::kLineBytes;
   const std::size_t tail = run.bytes - head - body;
   if (body != 0) {

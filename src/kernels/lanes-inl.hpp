@@ -9,6 +9,7 @@
 #define FERRY_KERNELS_LANES_INL_HPP_
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,7 +29,14 @@ HWY_BEFORE_NAMESPACE();
 namespace ferry::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using FloatTag = hn::ScalableTag<float>;
+/// As many as the widest fixed vectors have. Where vectors may be longer (SVE, RVV) this bounds
+/// buffers, blocks and the lanes of a dot product at compile time, too.
+inline constexpr std::size_t kMostLanes = std::min<std::size_t>(HWY_MAX_BYTES / sizeof(float), 16);
+/// Bytes of a vector, at most.
+inline constexpr std::size_t kMostVectorBytes = kMostLanes * sizeof(float);
+
+// Vectors of a scalable machine have no size: they are locals, never members or array elements.
+using FloatTag = hn::CappedTag<float, kMostLanes>;
 using WordTag = hn::RebindToUnsigned<FloatTag>;
 using HalfTag = hn::Rebind<std::uint16_t, FloatTag>;
 using FloatVec = hn::Vec<FloatTag>;
@@ -167,7 +175,7 @@ HWY_INLINE void convert_chunk(const std::byte* source, std::size_t count, std::b
     store_lanes<kTo, kOverflow>(load_lanes<kFrom>(source + i * from_bytes), out + i * to_bytes);
   }
   if (whole == count) return;
-  alignas(64) std::byte tail[HWY_MAX_BYTES] = {};  // a row is never read past its end
+  alignas(64) std::byte tail[kMostVectorBytes] = {};  // a row is never read past its end
   std::memcpy(tail, source + whole * from_bytes, (count - whole) * from_bytes);
   store_lanes<kTo, kOverflow>(load_lanes<kFrom>(tail), out + whole * to_bytes);
 }

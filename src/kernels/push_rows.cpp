@@ -17,7 +17,7 @@ namespace ferry::kernels::HWY_NAMESPACE {
 
 /// Elements that are converted at a time: at most 8 KiB each of source and result.
 inline constexpr std::size_t kConvertChunk = 2048;
-static_assert(kConvertChunk % (HWY_MAX_BYTES / sizeof(float)) == 0);
+static_assert(kConvertChunk % kMostLanes == 0);
 static_assert(kConvertChunk % kMostBlockColumns == 0);
 
 /// One row that is read from start to end.

@@ -29,8 +29,9 @@ inline constexpr std::size_t kDotLanes = 16;
 /// Columns of the source row that are FP32 at a time (8 KiB).
 inline constexpr std::size_t kScaleChunk = 2048;
 /// The most columns of a block: two vectors, and all lanes of a dot product.
-inline constexpr std::size_t kMostBlock = 2 * HWY_MAX_BYTES / sizeof(float) + kDotLanes;
-static_assert(kScaleChunk % (2 * HWY_MAX_BYTES / sizeof(float)) == 0);
+inline constexpr std::size_t kMostBlock = 2 * kMostLanes + kDotLanes;
+static_assert(kScaleChunk % (2 * kMostLanes) == 0);
+static_assert(kDotLanes % kMostLanes == 0);
 static_assert(kScaleChunk % kDotLanes == 0);
 static_assert(kScaleChunk % kMostBlockColumns == 0);
 
@@ -51,6 +52,8 @@ class DotLanes {
 
  private:
 #else
+  // Spelled out: an implicit one is not compiled for the target, so it could not make vectors.
+  HWY_INLINE DotLanes() {}
   HWY_INLINE void load(float* memory) {
     memory_ = memory;
     for (std::size_t i = 0; i < kVectorsOfLanes; ++i) {
@@ -68,9 +71,8 @@ class DotLanes {
   }
 
  private:
-  static constexpr std::size_t kVector = HWY_LANES(float);
+  static constexpr std::size_t kVector = kMostLanes;
   static constexpr std::size_t kVectorsOfLanes = kDotLanes / kVector;
-  static_assert(kVectorsOfLanes * kVector == kDotLanes);
   FloatVec sums_[kVectorsOfLanes];
 #endif
   float* memory_ = nullptr;

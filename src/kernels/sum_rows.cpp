@@ -26,7 +26,7 @@ namespace ferry::kernels::HWY_NAMESPACE {
 /// Columns of one accumulator (8 KiB).
 inline constexpr std::size_t kSumChunk = 2048;
 static_assert(kSumChunk % kMostBlockColumns == 0);
-static_assert(kSumChunk % (kVectors * HWY_MAX_BYTES / sizeof(float)) == 0);
+static_assert(kSumChunk % (kVectors * kMostLanes) == 0);
 
 /// The columns begin..begin+count of a row that are summed now.
 struct Columns {

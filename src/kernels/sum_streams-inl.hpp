@@ -31,9 +31,7 @@ namespace ferry::kernels::HWY_NAMESPACE {
 inline constexpr std::size_t kMostTerms = 8;
 /// Vectors of each stream that are summed in registers at a time.
 inline constexpr std::size_t kVectors = 4;
-#if !HWY_HAVE_SCALABLE
-static_assert(kVectors * HWY_LANES(float) <= kFewestBlockColumns);  // one scale at a time
-#endif
+static_assert(kFewestBlockColumns % (kVectors * kMostLanes) == 0);  // one scale at a time
 
 /// Terms of one format that follow each other into the same level of the tree.
 struct Bunch {
@@ -118,29 +116,24 @@ struct Place {
   bool whole_lines = false;  ///< `out` is the start of a cache line: streaming stores
 };
 
-/// What the elements of a stream are multiplied with.
-struct Factors {
-  FloatVec weight;
-  FloatVec scale;  ///< of quantised rows
-};
+HWY_INLINE FloatVec weight_of(const Streams& streams, std::size_t k) {
+  return hn::Set(FloatTag(), streams.weights[k]);
+}
 
+/// Of the codes at `offset`; rows that are not quantised have none.
 template <class How>
-HWY_INLINE Factors factors_of(const Streams& streams, std::size_t k, std::size_t offset) {
-  const FloatVec weight = hn::Set(FloatTag(), streams.weights[k]);
-  if constexpr (is_quantised(How::kFrom)) {
-    const std::size_t block = offset >> streams.block_shift;
-    const float scale = load_scale<How::kFrom>(streams.scales[k] + block * sizeof(float));
-    return {weight, hn::Set(FloatTag(), scale)};
-  }
-  return {weight, weight};
+HWY_INLINE FloatVec scale_of(const Streams& streams, std::size_t k, std::size_t offset) {
+  if constexpr (!is_quantised(How::kFrom)) return hn::Zero(FloatTag());
+  const std::size_t block = offset >> streams.block_shift;
+  return hn::Set(FloatTag(), load_scale<How::kFrom>(streams.scales[k] + block * sizeof(float)));
 }
 
 template <class How>
-HWY_INLINE FloatVec load_term(const std::byte* at, const Factors& factors) {
+HWY_INLINE FloatVec load_term(const std::byte* at, FloatVec weight, FloatVec scale) {
   if constexpr (is_quantised(How::kFrom)) {
-    return hn::Mul(factors.weight, hn::Mul(factors.scale, load_codes<How::kFrom>(at)));
+    return hn::Mul(weight, hn::Mul(scale, load_codes<How::kFrom>(at)));
   } else {
-    return hn::Mul(factors.weight, load_lanes<dtype_of(How::kFrom)>(at));
+    return hn::Mul(weight, load_lanes<dtype_of(How::kFrom)>(at));
   }
 }
 
@@ -151,11 +144,12 @@ HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Plac
   const std::size_t lanes = hn::Lanes(df);
   const std::size_t step = lanes * element_bytes(How::kFrom);
   const std::byte* at = streams.at[0] + offset;
-  Factors factors = factors_of<How>(streams, 0, offset);
-  FloatVec a = load_term<How>(at, factors);
-  FloatVec b = load_term<How>(at + step, factors);
-  FloatVec c = load_term<How>(at + 2 * step, factors);
-  FloatVec d = load_term<How>(at + 3 * step, factors);
+  FloatVec weight = weight_of(streams, 0);
+  FloatVec scale = scale_of<How>(streams, 0, offset);
+  FloatVec a = load_term<How>(at, weight, scale);
+  FloatVec b = load_term<How>(at + step, weight, scale);
+  FloatVec c = load_term<How>(at + 2 * step, weight, scale);
+  FloatVec d = load_term<How>(at + 3 * step, weight, scale);
   if constexpr (!How::kFirst) {
     a = hn::Add(hn::Load(df, place.sum), a);
     b = hn::Add(hn::Load(df, place.sum + lanes), b);
@@ -164,11 +158,12 @@ HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Plac
   }
   for (std::size_t k = 1; k < streams.count; ++k) {
     at = streams.at[k] + offset;
-    factors = factors_of<How>(streams, k, offset);
-    a = hn::Add(a, load_term<How>(at, factors));
-    b = hn::Add(b, load_term<How>(at + step, factors));
-    c = hn::Add(c, load_term<How>(at + 2 * step, factors));
-    d = hn::Add(d, load_term<How>(at + 3 * step, factors));
+    weight = weight_of(streams, k);
+    scale = scale_of<How>(streams, k, offset);
+    a = hn::Add(a, load_term<How>(at, weight, scale));
+    b = hn::Add(b, load_term<How>(at + step, weight, scale));
+    c = hn::Add(c, load_term<How>(at + 2 * step, weight, scale));
+    d = hn::Add(d, load_term<How>(at + 3 * step, weight, scale));
   }
   if constexpr (Result::kRounds) {
     std::byte* const second = place.out + 2 * lanes * element_bytes(Result::kTo);
@@ -199,8 +194,8 @@ void add_streams(const Streams& streams, std::size_t columns, const Place& start
 template <class How, class Result>
 void add_last_columns(const Streams& streams, std::size_t done, std::size_t columns, Place place) {
   constexpr std::size_t size = element_bytes(How::kFrom);
-  alignas(64) std::byte rows[kMostTerms][kVectors * HWY_MAX_BYTES] = {};
-  alignas(64) std::byte out[kVectors * HWY_MAX_BYTES];
+  alignas(64) std::byte rows[kMostTerms][kVectors * kMostVectorBytes] = {};
+  alignas(64) std::byte out[kVectors * kMostVectorBytes];
   Streams padded = streams;
   for (std::size_t k = 0; k < streams.count; ++k) {
     std::memcpy(rows[k], streams.at[k] + done * size, columns * size);
