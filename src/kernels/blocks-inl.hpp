@@ -26,6 +26,7 @@
 #include "hwy/highway.h"
 #include "kernels/lanes-inl.hpp"
 #include "kernels/lookahead.hpp"
+#include "kernels/row_kernels.hpp"
 #include "kernels/store-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -216,13 +217,17 @@ struct EncodedColumns {
 
 /// Encodes columns that are whole blocks or end the row.
 template <DType kFrom, WireFormat kTo>
-HWY_INLINE void encode_columns(const EncodedColumns& from, const BlockRow& to) {
-  const auto& [source, begin, count, ahead] = from;
+HWY_NOINLINE void encode_columns(const EncodedColumns& from, const BlockRow& row) {
+  // Copies: the stores may not alias them.
+  const auto [source, begin, count, ahead] = from;
+  const BlockRow to = row;
   constexpr std::size_t size = element_bytes(kFrom);
   const std::size_t num_blocks = (to.hidden + to.block - 1) / to.block;
   std::byte* const scales = to.row + begin / to.block * sizeof(float);
   std::byte* const codes = to.row + num_blocks * sizeof(float) + begin;
-  const auto columns_at = [&, all = count](std::size_t at) { return std::min(to.block, all - at); };
+  const auto columns_at = [block = to.block, all = count](std::size_t at) {
+    return std::min(block, all - at);
+  };
   std::uint32_t largest[kEncodeColumns / kFewestBlockColumns];
   BlockScale found[kEncodeColumns / kFewestBlockColumns];
   std::size_t blocks = 0;
@@ -251,10 +256,9 @@ struct ReadRow {
   std::size_t block = 0;  ///< columns that share a scale
 };
 
-template <WireFormat kFrom>
-HWY_INLINE ReadRow open_row(const std::byte* row, std::size_t hidden, std::size_t block) {
-  if constexpr (!is_quantised(kFrom)) return {row, nullptr, 0};
-  return {row + (hidden + block - 1) / block * sizeof(float), row, block};
+inline ReadRow open_row(const RowFormat& format, const std::byte* row, std::int64_t hidden) {
+  return {row + scale_bytes(format.format, hidden, format.block_columns), row,
+          format.block_columns};
 }
 
 /// What codes are multiplied with as load_codes gives them.
@@ -265,8 +269,8 @@ HWY_INLINE float load_scale(const std::byte* at) {
   return scale * kCodeUnit<kFormat>;
 }
 
-/// Codes of one block to `out`, which has room for whole vectors.
-template <WireFormat kFrom, DType kTo, Nan kNan>
+/// Codes of one block to `out`, which has room for whole vectors. Requires: a factor that is no NaN
+template <WireFormat kFrom, DType kTo>
 HWY_INLINE void decode_block(const std::byte* codes, std::size_t count, float factor,
                              std::byte* out) {
   constexpr std::size_t size = element_bytes(kTo);
@@ -277,7 +281,7 @@ HWY_INLINE void decode_block(const std::byte* codes, std::size_t count, float fa
   };
   std::size_t i = 0;
   for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    put_pair<kTo, kNan>(decode(codes + i), decode(codes + i + lanes), {out + i * size, false});
+    put_pair<kTo, Nan::none>(decode(codes + i), decode(codes + i + lanes), {out + i * size, false});
   }
   for (; i < count; i += lanes) {
     alignas(64) std::byte tail[kMostVectorBytes] = {};
@@ -286,26 +290,52 @@ HWY_INLINE void decode_block(const std::byte* codes, std::size_t count, float fa
   }
 }
 
+/// A block whose scale is NaN.
+template <DType kTo>
+HWY_INLINE void fill_with_nan(std::size_t count, std::byte* out) {
+  const FloatVec nan = one_nan(hn::NaN(FloatTag()));
+  for (std::size_t i = 0; i < count; i += hn::Lanes(FloatTag())) {
+    store_lanes<kTo>(nan, out + i * element_bytes(kTo));
+  }
+}
+
 /// Columns [begin, begin + count) converted to `out`, which has room for whole vectors. Requires:
 /// `begin` starts a block
 template <WireFormat kFrom, DType kTo>
-HWY_INLINE void read_columns(const ReadRow& row, std::size_t begin, std::size_t count,
-                             std::byte* out) {
+HWY_NOINLINE void read_columns(const ReadRow& row, std::size_t begin, std::size_t count,
+                               std::byte* out) {
   const std::byte* const from = row.elements + begin * element_bytes(kFrom);
   if constexpr (!is_quantised(kFrom)) {
-    convert_chunk<dtype_of(kFrom), kTo>(from, count, out);
+    convert_chunk<dtype_of(kFrom), kTo>(from, count, Overflow::infinite, out);
   } else {
     for (std::size_t at = 0; at < count; at += row.block) {
       const std::size_t columns = std::min(row.block, count - at);
       std::byte* const to = out + at * element_bytes(kTo);
       const float factor = load_scale<kFrom>(row.scales + (begin + at) / row.block * sizeof(float));
       if (factor == factor) {
-        decode_block<kFrom, kTo, Nan::none>(from + at, columns, factor, to);
+        decode_block<kFrom, kTo>(from + at, columns, factor, to);
       } else {
-        decode_block<kFrom, kTo, Nan::possible>(from + at, columns, factor, to);
+        fill_with_nan<kTo>(columns, to);
       }
     }
   }
+}
+
+using ReadFunction = void (*)(const ReadRow&, std::size_t, std::size_t, std::byte*);
+
+template <DType kTo>
+ReadFunction choose_read(WireFormat from) {
+  switch (from) {
+    case WireFormat::f32: return read_columns<WireFormat::f32, kTo>;
+    case WireFormat::bf16: return read_columns<WireFormat::bf16, kTo>;
+    case WireFormat::f16: return read_columns<WireFormat::f16, kTo>;
+    case WireFormat::fp8_e4m3fn: return read_columns<WireFormat::fp8_e4m3fn, kTo>;
+    case WireFormat::int8: return read_columns<WireFormat::int8, kTo>;
+    case WireFormat::sparse_f32:
+    case WireFormat::sparse_bf16:
+    case WireFormat::sparse_f16: break;  // expanded before
+  }
+  return nullptr;
 }
 
 }  // namespace ferry::kernels::HWY_NAMESPACE

@@ -99,8 +99,8 @@ HWY_INLINE void stream_to_all(const CopyRun& run, std::span<std::byte* const> ta
 }
 
 /// Copies to any targets; where their places in a cache line differ, one target after the other.
-HWY_INLINE void copy_to_all(const CopyRun& run, std::span<std::byte* const> targets,
-                            const detail::Lookahead& ahead) {
+HWY_NOINLINE inline void copy_to_all(const CopyRun& run, std::span<std::byte* const> targets,
+                                     const detail::Lookahead& ahead) {
   if (targets.empty()) return;
   if (same_line_offset(targets)) {
     stream_to_all(run, targets, ahead);

@@ -126,12 +126,14 @@ HWY_INLINE FloatVec load_lanes(const std::byte* at) {
   }
 }
 
-/// What a finite value becomes that is too large for f16: infinite as in a dtype, or the largest
-/// number as on the wire.
+/// What a finite value becomes that is too large for a 16-bit dtype: infinite as in arithmetic, or
+/// the largest number as on the wire.
 enum class Overflow : bool { infinite, saturates };
 
-/// Finite values within what f16 can hold; an infinity or a NaN stays.
+/// Finite values within what kTo can hold; an infinity or a NaN stays.
+template <DType kTo>
 HWY_INLINE FloatVec saturated(FloatVec value) {
+  if constexpr (kTo != DType::f16) return value;
   const FloatTag df;
   const auto largest = hn::Set(df, 65504.0F);
   const auto within = hn::Max(hn::Min(value, largest), hn::Neg(largest));
@@ -139,12 +141,11 @@ HWY_INLINE FloatVec saturated(FloatVec value) {
 }
 
 /// Each lane rounded to nearest even to a 16-bit dtype.
-template <DType kTo, Overflow kOverflow = Overflow::infinite>
+template <DType kTo>
 HWY_INLINE hn::Vec<HalfTag> half_words(FloatVec value) {
   if constexpr (kTo == DType::bf16) {
     return hn::TruncateTo(HalfTag(), float_to_bf16_words(value));
   } else {
-    if constexpr (kOverflow == Overflow::saturates) value = saturated(value);
 #if FERRY_NATIVE_F16
     const hn::Rebind<hwy::float16_t, FloatTag> dh;
     return hn::BitCast(HalfTag(), hn::DemoteTo(dh, value));
@@ -155,29 +156,35 @@ HWY_INLINE hn::Vec<HalfTag> half_words(FloatVec value) {
 }
 
 /// Writes Lanes(FloatTag) elements at `at` (any alignment), each rounded to nearest even.
-template <DType kTo, Overflow kOverflow = Overflow::infinite>
+template <DType kTo>
 HWY_INLINE void store_lanes(FloatVec value, std::byte* at) {
   if constexpr (kTo == DType::f32) {
     hn::StoreU(value, FloatTag(), reinterpret_cast<float*>(at));
   } else {
-    hn::StoreU(half_words<kTo, kOverflow>(value), HalfTag(), reinterpret_cast<std::uint16_t*>(at));
+    hn::StoreU(half_words<kTo>(value), HalfTag(), reinterpret_cast<std::uint16_t*>(at));
   }
 }
 
 /// `count` elements at `source` to `out`, which has room for whole vectors.
-template <DType kFrom, DType kTo, Overflow kOverflow = Overflow::infinite>
-HWY_INLINE void convert_chunk(const std::byte* source, std::size_t count, std::byte* out) {
+template <DType kFrom, DType kTo>
+HWY_NOINLINE void convert_chunk(const std::byte* source, std::size_t count, Overflow overflow,
+                                std::byte* out) {
   constexpr std::size_t from_bytes = element_bytes(kFrom);
   constexpr std::size_t to_bytes = element_bytes(kTo);
   const std::size_t lanes = hn::Lanes(FloatTag());
   const std::size_t whole = count - count % lanes;
+  const auto convert = [overflow](const std::byte* from, std::byte* to) {
+    FloatVec value = load_lanes<kFrom>(from);
+    if (overflow == Overflow::saturates) value = saturated<kTo>(value);
+    store_lanes<kTo>(value, to);
+  };
   for (std::size_t i = 0; i < whole; i += lanes) {
-    store_lanes<kTo, kOverflow>(load_lanes<kFrom>(source + i * from_bytes), out + i * to_bytes);
+    convert(source + i * from_bytes, out + i * to_bytes);
   }
   if (whole == count) return;
   alignas(64) std::byte tail[kMostVectorBytes] = {};  // a row is never read past its end
   std::memcpy(tail, source + whole * from_bytes, (count - whole) * from_bytes);
-  store_lanes<kTo, kOverflow>(load_lanes<kFrom>(tail), out + whole * to_bytes);
+  convert(tail, out + whole * to_bytes);
 }
 
 }  // namespace ferry::kernels::HWY_NAMESPACE

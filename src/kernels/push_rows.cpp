@@ -23,25 +23,26 @@ static_assert(kConvertChunk % kMostBlockColumns == 0);
 /// One row that is read from start to end.
 struct SourceRow {
   const std::byte* row = nullptr;
-  std::size_t hidden = 0;
   std::size_t row_bytes = 0;
   const std::byte* later = nullptr;  ///< the row that is rows_ahead() further on, or null
-  std::size_t block = 0;             ///< columns that share a scale
 };
 
-template <WireFormat kFrom, DType kTo>
-void convert_row(const SourceRow& source, std::span<std::byte* const> targets) {
-  alignas(64) std::byte chunk[kConvertChunk * element_bytes(kTo)];
+void convert_row(const PushJob& job, ReadFunction read, const SourceRow& source,
+                 std::span<std::byte* const> targets) {
+  alignas(64) std::byte chunk[kConvertChunk * sizeof(float)];
+  const std::size_t hidden = static_cast<std::size_t>(job.hidden);
+  const std::size_t from_bytes = element_bytes(job.source.format);
+  const std::size_t to_bytes = element_bytes(job.target_dtype);
   const detail::Lookahead ahead = detail::look_past_row(source.row, source.row_bytes, source.later);
   const detail::Lookahead nothing(nullptr, 0, nullptr);
-  const ReadRow from = open_row<kFrom>(source.row, source.hidden, source.block);
-  for (std::size_t begin = 0; begin < source.hidden; begin += kConvertChunk) {
-    const std::size_t count = std::min(kConvertChunk, source.hidden - begin);
-    for (std::size_t at = 0; at < count * element_bytes(kFrom); at += detail::kLineBytes) {
-      ahead.touch(begin * element_bytes(kFrom) + at);
+  const ReadRow from = open_row(job.source, source.row, job.hidden);
+  for (std::size_t begin = 0; begin < hidden; begin += kConvertChunk) {
+    const std::size_t count = std::min(kConvertChunk, hidden - begin);
+    for (std::size_t at = 0; at < count * from_bytes; at += detail::kLineBytes) {
+      ahead.touch(begin * from_bytes + at);
     }
-    read_columns<kFrom, kTo>(from, begin, count, chunk);
-    copy_to_all({chunk, count * element_bytes(kTo), begin * element_bytes(kTo)}, targets, nothing);
+    read(from, begin, count, chunk);
+    copy_to_all({chunk, count * to_bytes, begin * to_bytes}, targets, nothing);
   }
 }
 
@@ -50,36 +51,18 @@ void copy_row(const SourceRow& source, std::span<std::byte* const> targets) {
               detail::look_past_row(source.row, source.row_bytes, source.later));
 }
 
-using RowFunction = void (*)(const SourceRow&, std::span<std::byte* const>);
-
-template <WireFormat kFrom>
-RowFunction choose_from(DType to) {
-  if (kFrom == wire_format_of(to)) return copy_row;
+ReadFunction choose_read(WireFormat from, DType to) {
   switch (to) {
-    case DType::f32: return convert_row<kFrom, DType::f32>;
-    case DType::bf16: return convert_row<kFrom, DType::bf16>;
-    case DType::f16: return convert_row<kFrom, DType::f16>;
+    case DType::f32: return choose_read<DType::f32>(from);
+    case DType::bf16: return choose_read<DType::bf16>(from);
+    case DType::f16: return choose_read<DType::f16>(from);
   }
-  return copy_row;
-}
-
-RowFunction choose(WireFormat from, DType to) {
-  switch (from) {
-    case WireFormat::f32: return choose_from<WireFormat::f32>(to);
-    case WireFormat::bf16: return choose_from<WireFormat::bf16>(to);
-    case WireFormat::f16: return choose_from<WireFormat::f16>(to);
-    case WireFormat::fp8_e4m3fn: return choose_from<WireFormat::fp8_e4m3fn>(to);
-    case WireFormat::int8: return choose_from<WireFormat::int8>(to);
-    case WireFormat::sparse_f32:
-    case WireFormat::sparse_bf16:
-    case WireFormat::sparse_f16: break;  // expanded before
-  }
-  return copy_row;
+  return nullptr;
 }
 
 void push_all(const PushJob& job) {
-  const RowFunction write_row = choose(job.source.format, job.target_dtype);
-  const std::size_t hidden = static_cast<std::size_t>(job.hidden);
+  const bool converts = wire_format_of(job.target_dtype) != job.source.format;
+  const ReadFunction read = choose_read(job.source.format, job.target_dtype);
   const std::size_t row_bytes = job.source.row_bytes(job.hidden);
   const std::size_t distance = detail::rows_ahead(row_bytes);
   for (std::size_t i = 0; i < job.rows.size(); ++i) {
@@ -87,46 +70,50 @@ void push_all(const PushJob& job) {
     if (row.count == 0) continue;
     const std::byte* later =
         i + distance < job.rows.size() ? job.rows[i + distance].source : nullptr;
-    write_row({row.source, hidden, row_bytes, later, job.source.block_columns},
-              job.targets.subspan(row.first, row.count));
-  }
-}
-
-/// Packs with plain stores: the block is sent, so it is read again at once and belongs in cache.
-template <DType kFrom, DType kTo>
-void pack_converted(const PackJob& job) {
-  alignas(64) std::byte chunk[kConvertChunk * element_bytes(kTo)];
-  const std::size_t hidden = static_cast<std::size_t>(job.hidden);
-  std::byte* out = job.out;
-  for (const std::byte* row : job.rows) {
-    for (std::size_t begin = 0; begin < hidden; begin += kConvertChunk) {
-      const std::size_t count = std::min(kConvertChunk, hidden - begin);
-      const std::byte* const from = row + begin * element_bytes(kFrom);
-      if (job.wire.crosses) {
-        convert_chunk<kFrom, kTo, Overflow::saturates>(from, count, chunk);
-      } else {
-        convert_chunk<kFrom, kTo>(from, count, chunk);
-      }
-      std::memcpy(out, chunk, count * element_bytes(kTo));
-      out += count * element_bytes(kTo);
+    const SourceRow source{row.source, row_bytes, later};
+    const auto targets = job.targets.subspan(row.first, row.count);
+    if (converts) {
+      convert_row(job, read, source, targets);
+    } else {
+      copy_row(source, targets);
     }
   }
 }
 
-template <DType kFrom, WireFormat kTo>
-void pack_quantised(const PackJob& job) {
+using ConvertFunction = void (*)(const std::byte*, std::size_t, Overflow, std::byte*);
+
+/// Packs with plain stores: the block is sent, so it is read again at once and belongs in cache.
+void pack_converted(const PackJob& job, ConvertFunction convert) {
+  alignas(64) std::byte chunk[kConvertChunk * sizeof(float)];
+  const std::size_t hidden = static_cast<std::size_t>(job.hidden);
+  const std::size_t from_bytes = element_bytes(job.source_dtype);
+  const std::size_t to_bytes = element_bytes(job.wire.format);
+  const Overflow overflow = job.wire.crosses ? Overflow::saturates : Overflow::infinite;
+  std::byte* out = job.out;
+  for (const std::byte* row : job.rows) {
+    for (std::size_t begin = 0; begin < hidden; begin += kConvertChunk) {
+      const std::size_t count = std::min(kConvertChunk, hidden - begin);
+      convert(row + begin * from_bytes, count, overflow, chunk);
+      std::memcpy(out, chunk, count * to_bytes);
+      out += count * to_bytes;
+    }
+  }
+}
+
+using EncodeFunction = void (*)(const EncodedColumns&, const BlockRow&);
+
+void pack_quantised(const PackJob& job, EncodeFunction encode) {
   const std::size_t hidden = static_cast<std::size_t>(job.hidden);
   BlockRow to{job.out, hidden, job.wire.block_columns};
-  const std::size_t from_bytes = hidden * element_bytes(kFrom);
-  const std::size_t distance = detail::rows_ahead(from_bytes);
+  const std::size_t size = element_bytes(job.source_dtype);
+  const std::size_t distance = detail::rows_ahead(hidden * size);
   for (std::size_t i = 0; i < job.rows.size(); ++i) {
     const std::byte* const later =
         i + distance < job.rows.size() ? job.rows[i + distance] : nullptr;
-    const detail::Lookahead ahead = detail::look_past_row(job.rows[i], from_bytes, later);
+    const detail::Lookahead ahead = detail::look_past_row(job.rows[i], hidden * size, later);
     for (std::size_t begin = 0; begin < hidden; begin += kEncodeColumns) {
       const std::size_t count = std::min(kEncodeColumns, hidden - begin);
-      encode_columns<kFrom, kTo>({job.rows[i] + begin * element_bytes(kFrom), begin, count, ahead},
-                                 to);
+      encode({job.rows[i] + begin * size, begin, count, ahead}, to);
     }
     to.row += job.wire.row_bytes(job.hidden);
   }
@@ -135,11 +122,12 @@ void pack_quantised(const PackJob& job) {
 template <DType kFrom>
 void pack_from(const PackJob& job) {
   switch (job.wire.format) {
-    case WireFormat::f32: return pack_converted<kFrom, DType::f32>(job);
-    case WireFormat::bf16: return pack_converted<kFrom, DType::bf16>(job);
-    case WireFormat::f16: return pack_converted<kFrom, DType::f16>(job);
-    case WireFormat::fp8_e4m3fn: return pack_quantised<kFrom, WireFormat::fp8_e4m3fn>(job);
-    case WireFormat::int8: return pack_quantised<kFrom, WireFormat::int8>(job);
+    case WireFormat::f32: return pack_converted(job, convert_chunk<kFrom, DType::f32>);
+    case WireFormat::bf16: return pack_converted(job, convert_chunk<kFrom, DType::bf16>);
+    case WireFormat::f16: return pack_converted(job, convert_chunk<kFrom, DType::f16>);
+    case WireFormat::fp8_e4m3fn:
+      return pack_quantised(job, encode_columns<kFrom, WireFormat::fp8_e4m3fn>);
+    case WireFormat::int8: return pack_quantised(job, encode_columns<kFrom, WireFormat::int8>);
     case WireFormat::sparse_f32:
     case WireFormat::sparse_bf16:
     case WireFormat::sparse_f16: break;  // expanded before

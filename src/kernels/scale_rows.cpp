@@ -261,27 +261,27 @@ void scale_targets(const ScaleTask& task, ScaleSource source, std::size_t begin,
 /// Lanes of the dot products of a row's targets; its memory is used again.
 using LaneRows = std::vector<float>;
 
-template <WireFormat kFrom, DType kTo>
-void scale_row(const ScaleTask& task, LaneRows& lanes) {
+template <DType kTo>
+void scale_row(const ScaleTask& task, ReadFunction read, LaneRows& lanes) {
   const ScaleJob& job = task.job;
   const std::size_t hidden = static_cast<std::size_t>(job.hidden);
-  const std::size_t from_bytes = job.source.row_bytes(job.hidden);
-  const ReadRow from = open_row<kFrom>(task.row.source, hidden, job.source.block_columns);
+  const std::size_t column_bytes = element_bytes(job.source.format);
+  const ReadRow from = open_row(job.source, task.row.source, job.hidden);
   const detail::Lookahead source_ahead =
-      detail::look_past_row(task.row.source, from_bytes, task.later);
+      detail::look_past_row(task.row.source, job.source.row_bytes(job.hidden), task.later);
   alignas(64) float source[kScaleChunk + kMostBlock];
   lanes.assign(task.row.count * kDotLanes, 0.0F);
   for (std::size_t begin = 0; begin < hidden; begin += kScaleChunk) {
     const std::size_t count = std::min(kScaleChunk, hidden - begin);
-    read_columns<kFrom, DType::f32>(from, begin, count, reinterpret_cast<std::byte*>(source));
+    read(from, begin, count, reinterpret_cast<std::byte*>(source));
     std::fill_n(source + count, kMostBlock, 0.0F);
     scale_targets<kTo>(task,
                        {.values = source,
                         .count = count,
                         .finite = is_finite(source, count),
                         .ahead = source_ahead,
-                        .offset = begin * element_bytes(kFrom),
-                        .column_bytes = element_bytes(kFrom)},
+                        .offset = begin * column_bytes,
+                        .column_bytes = column_bytes},
                        begin, lanes.data());
   }
   for (std::size_t k = 0; k < task.row.count; ++k) {
@@ -292,41 +292,27 @@ void scale_row(const ScaleTask& task, LaneRows& lanes) {
   }
 }
 
-using ScaleFunction = void (*)(const ScaleTask&, LaneRows&);
+using ScaleFunction = void (*)(const ScaleTask&, ReadFunction, LaneRows&);
 
-template <WireFormat kFrom>
-ScaleFunction choose_scale_from(DType to) {
+ScaleFunction choose_scale(DType to) {
   switch (to) {
-    case DType::f32: return scale_row<kFrom, DType::f32>;
-    case DType::bf16: return scale_row<kFrom, DType::bf16>;
-    case DType::f16: return scale_row<kFrom, DType::f16>;
-  }
-  return nullptr;
-}
-
-ScaleFunction choose_scale(WireFormat from, DType to) {
-  switch (from) {
-    case WireFormat::f32: return choose_scale_from<WireFormat::f32>(to);
-    case WireFormat::bf16: return choose_scale_from<WireFormat::bf16>(to);
-    case WireFormat::f16: return choose_scale_from<WireFormat::f16>(to);
-    case WireFormat::fp8_e4m3fn: return choose_scale_from<WireFormat::fp8_e4m3fn>(to);
-    case WireFormat::int8: return choose_scale_from<WireFormat::int8>(to);
-    case WireFormat::sparse_f32:
-    case WireFormat::sparse_bf16:
-    case WireFormat::sparse_f16: break;  // expanded before
+    case DType::f32: return scale_row<DType::f32>;
+    case DType::bf16: return scale_row<DType::bf16>;
+    case DType::f16: return scale_row<DType::f16>;
   }
   return nullptr;
 }
 
 void scale_all(const ScaleJob& job) {
-  const ScaleFunction scale = choose_scale(job.source.format, job.target_dtype);
+  const ScaleFunction scale = choose_scale(job.target_dtype);
+  const ReadFunction read = choose_read<DType::f32>(job.source.format);
   const std::size_t row_bytes = job.source.row_bytes(job.hidden);
   const std::size_t distance = detail::rows_ahead(row_bytes);
   LaneRows lanes;
   for (std::size_t i = 0; i < job.rows.size(); ++i) {
     const std::byte* const later =
         i + distance < job.rows.size() ? job.rows[i + distance].source : nullptr;
-    if (job.rows[i].count > 0) scale({job, job.rows[i], later}, lanes);
+    if (job.rows[i].count > 0) scale({job, job.rows[i], later}, read, lanes);
   }
 }
 

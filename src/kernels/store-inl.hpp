@@ -49,19 +49,18 @@ HWY_INLINE hn::Vec<PairTag> bf16_in_upper_half(FloatVec value) {
 }
 
 /// Both vectors as 16-bit elements, one after the other.
-template <DType kTo, Nan kNan, Overflow kOverflow>
+template <DType kTo, Nan kNan>
 HWY_INLINE hn::Vec<PairTag> half_pair(FloatVec a, FloatVec b) {
   if constexpr (kTo == DType::bf16) {
     return hn::ConcatOdd(PairTag(), bf16_in_upper_half<kNan>(b), bf16_in_upper_half<kNan>(a));
   } else {
-    return hn::Combine(PairTag(), half_words<kTo, kOverflow>(one_nan(b)),
-                       half_words<kTo, kOverflow>(one_nan(a)));
+    return hn::Combine(PairTag(), half_words<kTo>(one_nan(b)), half_words<kTo>(one_nan(a)));
   }
 }
 #endif
 
 /// Rounds two vectors to nearest even and writes them, one after the other.
-template <DType kTo, Nan kNan = Nan::possible, Overflow kOverflow = Overflow::infinite>
+template <DType kTo, Nan kNan = Nan::possible>
 HWY_INLINE void put_pair(FloatVec a, FloatVec b, const PairPlace& place) {
   const FloatTag df;
   const std::size_t lanes = hn::Lanes(df);
@@ -69,9 +68,9 @@ HWY_INLINE void put_pair(FloatVec a, FloatVec b, const PairPlace& place) {
   if constexpr (kTo != DType::f32) {
     auto* const out = reinterpret_cast<std::uint16_t*>(place.out);
     if (place.whole_lines) {
-      hn::Stream(half_pair<kTo, kNan, kOverflow>(a, b), PairTag(), out);
+      hn::Stream(half_pair<kTo, kNan>(a, b), PairTag(), out);
     } else {
-      hn::StoreU(half_pair<kTo, kNan, kOverflow>(a, b), PairTag(), out);
+      hn::StoreU(half_pair<kTo, kNan>(a, b), PairTag(), out);
     }
     return;
   }
@@ -81,8 +80,8 @@ HWY_INLINE void put_pair(FloatVec a, FloatVec b, const PairPlace& place) {
     return;
   }
 #endif
-  store_lanes<kTo, kOverflow>(one_nan(a), place.out);
-  store_lanes<kTo, kOverflow>(one_nan(b), place.out + lanes * element_bytes(kTo));
+  store_lanes<kTo>(one_nan(a), place.out);
+  store_lanes<kTo>(one_nan(b), place.out + lanes * element_bytes(kTo));
 }
 
 }  // namespace ferry::kernels::HWY_NAMESPACE

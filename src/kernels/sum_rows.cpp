@@ -69,11 +69,13 @@ void close_level(Level& child, Level& parent, std::size_t count) {
 }
 
 /// Rounds `count` sums once to the dtype of the result; `out` may be `sums` itself.
-template <DType kTo, Overflow kOverflow = Overflow::infinite>
-void round_sums(const float* sums, std::size_t count, std::byte* out) {
+template <DType kTo>
+void round_sums(const float* sums, std::size_t count, Overflow overflow, std::byte* out) {
   const FloatTag df;
   for (std::size_t i = 0; i < count; i += hn::Lanes(df)) {
-    store_lanes<kTo, kOverflow>(one_nan(hn::Load(df, sums + i)), out + i * element_bytes(kTo));
+    FloatVec value = one_nan(hn::Load(df, sums + i));
+    if (overflow == Overflow::saturates) value = saturated<kTo>(value);
+    store_lanes<kTo>(value, out + i * element_bytes(kTo));
   }
 }
 
@@ -107,21 +109,26 @@ bool is_whole_row(const Level& level, const Tree& tree) {
   return &level == &tree.total || !tree.total.started;
 }
 
+Overflow overflow_of(const SumJob& job) {
+  return job.out.crosses ? Overflow::saturates : Overflow::infinite;
+}
+
 /// Rounds finished sums and writes them to the columns of the result.
 void write_sums(const SumJob& job, const SumRow& row, const Columns& columns, const float* sums,
                 Workspace& work) {
   const EncodedColumns source{reinterpret_cast<const std::byte*>(sums), columns.begin,
                               columns.count};
   const BlockRow blocks{row.out, static_cast<std::size_t>(job.hidden), job.out.block_columns};
+  const Overflow overflow = overflow_of(job);
   switch (job.out.format) {
-    case WireFormat::f32: round_sums<DType::f32>(sums, columns.count, work.rounded); break;
-    case WireFormat::bf16: round_sums<DType::bf16>(sums, columns.count, work.rounded); break;
+    case WireFormat::f32:
+      round_sums<DType::f32>(sums, columns.count, overflow, work.rounded);
+      break;
+    case WireFormat::bf16:
+      round_sums<DType::bf16>(sums, columns.count, overflow, work.rounded);
+      break;
     case WireFormat::f16:
-      if (job.out.crosses) {
-        round_sums<DType::f16, Overflow::saturates>(sums, columns.count, work.rounded);
-      } else {
-        round_sums<DType::f16>(sums, columns.count, work.rounded);
-      }
+      round_sums<DType::f16>(sums, columns.count, overflow, work.rounded);
       break;
     case WireFormat::fp8_e4m3fn:
       return encode_columns<DType::f32, WireFormat::fp8_e4m3fn>(source, blocks);
@@ -146,15 +153,19 @@ void sum_columns(const SumJob& job, const SumRow& row, const Columns& columns, W
     const bool starts = !level.started;
     const Bunch bunch = next_bunch(job, first, end, tree);
     const Streams streams = open_streams(job, bunch, columns.begin);
-    const Place place{level.values, out, line_offset(out) == 0};
+    const Place place{.sum = level.values,
+                      .out = out,
+                      .starts = starts,
+                      .whole_lines = line_offset(out) == 0,
+                      .overflow = overflow_of(job)};
     first += bunch.count;
     if (first == end && is_whole_row(level, tree)) {
-      if (const AddFunction finish = choose_finish(head.format, starts, job.out)) {
+      if (const AddFunction finish = choose_finish(head.format, job.out.format)) {
         finish(streams, columns.count, place);
         return;
       }
     }
-    choose_add(head.format, starts)(streams, columns.count, place);
+    choose_add(head.format)(streams, columns.count, place);
     const SumTerm& last = job.terms[first - 1];
     if (last.ends_rank && tree.rank.started) close_level(tree.rank, tree.node, columns.count);
     if (last.ends_node && tree.node.started) close_level(tree.node, tree.total, columns.count);

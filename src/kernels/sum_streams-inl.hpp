@@ -91,66 +91,56 @@ HWY_INLINE Streams open_streams(const SumJob& job, const Bunch& bunch, std::size
   return streams;
 }
 
-/// How a bunch is added: rows of which format, to a sum that starts here or not.
-template <WireFormat kFromType, bool kStarts>
-struct Addition {
-  static constexpr WireFormat kFrom = kFromType;
-  static constexpr bool kFirst = kStarts;
-};
-
 /// Where the result of a block goes: back to the sum, or rounded to the row of the result.
 struct Keep {
   static constexpr bool kRounds = false;
 };
-template <DType kToType, Overflow kAbove = Overflow::infinite>
+template <DType kToType>
 struct RoundTo {
   static constexpr bool kRounds = true;
   static constexpr DType kTo = kToType;
-  static constexpr Overflow kOverflow = kAbove;
 };
 
 /// A run of columns in the sum and in the row of the result.
 struct Place {
   float* sum = nullptr;      ///< aligned to a vector
   std::byte* out = nullptr;  ///< any alignment; used by RoundTo only
+  bool starts = false;       ///< nothing is in the sum yet
   bool whole_lines = false;  ///< `out` is the start of a cache line: streaming stores
+  Overflow overflow = Overflow::infinite;
 };
 
-HWY_INLINE FloatVec weight_of(const Streams& streams, std::size_t k) {
-  return hn::Set(FloatTag(), streams.weights[k]);
-}
-
 /// Of the codes at `offset`; rows that are not quantised have none.
-template <class How>
+template <WireFormat kFrom>
 HWY_INLINE FloatVec scale_of(const Streams& streams, std::size_t k, std::size_t offset) {
-  if constexpr (!is_quantised(How::kFrom)) return hn::Zero(FloatTag());
+  if constexpr (!is_quantised(kFrom)) return hn::Zero(FloatTag());
   const std::size_t block = offset >> streams.block_shift;
-  return hn::Set(FloatTag(), load_scale<How::kFrom>(streams.scales[k] + block * sizeof(float)));
+  return hn::Set(FloatTag(), load_scale<kFrom>(streams.scales[k] + block * sizeof(float)));
 }
 
-template <class How>
+template <WireFormat kFrom>
 HWY_INLINE FloatVec load_term(const std::byte* at, FloatVec weight, FloatVec scale) {
-  if constexpr (is_quantised(How::kFrom)) {
-    return hn::Mul(weight, hn::Mul(scale, load_codes<How::kFrom>(at)));
+  if constexpr (is_quantised(kFrom)) {
+    return hn::Mul(weight, hn::Mul(scale, load_codes<kFrom>(at)));
   } else {
-    return hn::Mul(weight, load_lanes<dtype_of(How::kFrom)>(at));
+    return hn::Mul(weight, load_lanes<dtype_of(kFrom)>(at));
   }
 }
 
 /// Adds kVectors vectors of every stream, at byte offset `offset`, in the order of the streams.
-template <class How, class Result>
+template <WireFormat kFrom, class Result>
 HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Place& place) {
   const FloatTag df;
   const std::size_t lanes = hn::Lanes(df);
-  const std::size_t step = lanes * element_bytes(How::kFrom);
+  const std::size_t step = lanes * element_bytes(kFrom);
   const std::byte* at = streams.at[0] + offset;
-  FloatVec weight = weight_of(streams, 0);
-  FloatVec scale = scale_of<How>(streams, 0, offset);
-  FloatVec a = load_term<How>(at, weight, scale);
-  FloatVec b = load_term<How>(at + step, weight, scale);
-  FloatVec c = load_term<How>(at + 2 * step, weight, scale);
-  FloatVec d = load_term<How>(at + 3 * step, weight, scale);
-  if constexpr (!How::kFirst) {
+  FloatVec weight = hn::Set(df, streams.weights[0]);
+  FloatVec scale = scale_of<kFrom>(streams, 0, offset);
+  FloatVec a = load_term<kFrom>(at, weight, scale);
+  FloatVec b = load_term<kFrom>(at + step, weight, scale);
+  FloatVec c = load_term<kFrom>(at + 2 * step, weight, scale);
+  FloatVec d = load_term<kFrom>(at + 3 * step, weight, scale);
+  if (!place.starts) {
     a = hn::Add(hn::Load(df, place.sum), a);
     b = hn::Add(hn::Load(df, place.sum + lanes), b);
     c = hn::Add(hn::Load(df, place.sum + 2 * lanes), c);
@@ -158,17 +148,23 @@ HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Plac
   }
   for (std::size_t k = 1; k < streams.count; ++k) {
     at = streams.at[k] + offset;
-    weight = weight_of(streams, k);
-    scale = scale_of<How>(streams, k, offset);
-    a = hn::Add(a, load_term<How>(at, weight, scale));
-    b = hn::Add(b, load_term<How>(at + step, weight, scale));
-    c = hn::Add(c, load_term<How>(at + 2 * step, weight, scale));
-    d = hn::Add(d, load_term<How>(at + 3 * step, weight, scale));
+    weight = hn::Set(df, streams.weights[k]);
+    scale = scale_of<kFrom>(streams, k, offset);
+    a = hn::Add(a, load_term<kFrom>(at, weight, scale));
+    b = hn::Add(b, load_term<kFrom>(at + step, weight, scale));
+    c = hn::Add(c, load_term<kFrom>(at + 2 * step, weight, scale));
+    d = hn::Add(d, load_term<kFrom>(at + 3 * step, weight, scale));
   }
   if constexpr (Result::kRounds) {
+    if (place.overflow == Overflow::saturates) {
+      a = saturated<Result::kTo>(a);
+      b = saturated<Result::kTo>(b);
+      c = saturated<Result::kTo>(c);
+      d = saturated<Result::kTo>(d);
+    }
     std::byte* const second = place.out + 2 * lanes * element_bytes(Result::kTo);
-    put_pair<Result::kTo, Nan::possible, Result::kOverflow>(a, b, {place.out, place.whole_lines});
-    put_pair<Result::kTo, Nan::possible, Result::kOverflow>(c, d, {second, place.whole_lines});
+    put_pair<Result::kTo>(a, b, {place.out, place.whole_lines});
+    put_pair<Result::kTo>(c, d, {second, place.whole_lines});
   } else {
     hn::Store(a, df, place.sum);
     hn::Store(b, df, place.sum + lanes);
@@ -186,45 +182,45 @@ HWY_INLINE void prefetch_block(const Streams& streams, std::size_t offset, std::
   }
 }
 
-template <class How, class Result>
+template <WireFormat kFrom, class Result>
 void add_streams(const Streams& streams, std::size_t columns, const Place& start);
 
 /// The last `columns` of the streams, fewer than a block, from column `done` on. A row is never
 /// read or written past its end: its last columns are copied, padded, to and fro.
-template <class How, class Result>
+template <WireFormat kFrom, class Result>
 void add_last_columns(const Streams& streams, std::size_t done, std::size_t columns, Place place) {
-  constexpr std::size_t size = element_bytes(How::kFrom);
+  constexpr std::size_t size = element_bytes(kFrom);
   alignas(64) std::byte rows[kMostTerms][kVectors * kMostVectorBytes] = {};
   alignas(64) std::byte out[kVectors * kMostVectorBytes];
   Streams padded = streams;
   for (std::size_t k = 0; k < streams.count; ++k) {
     std::memcpy(rows[k], streams.at[k] + done * size, columns * size);
     padded.at[k] = rows[k];
-    if constexpr (is_quantised(How::kFrom)) {
+    if constexpr (is_quantised(kFrom)) {
       padded.scales[k] = streams.scales[k] + (done >> streams.block_shift) * sizeof(float);
     }
   }
   std::byte* final_out = place.out;
   place.out = out;
   place.whole_lines = false;
-  add_streams<How, Result>(padded, kVectors * hn::Lanes(FloatTag()), place);
+  add_streams<kFrom, Result>(padded, kVectors * hn::Lanes(FloatTag()), place);
   if constexpr (Result::kRounds) std::memcpy(final_out, out, columns * element_bytes(Result::kTo));
 }
 
 /// Adds `columns` columns of all streams to the sum at `start`, which has room for whole blocks.
-template <class How, class Result>
+template <WireFormat kFrom, class Result>
 void add_streams(const Streams& streams, std::size_t columns, const Place& start) {
-  constexpr std::size_t size = element_bytes(How::kFrom);
+  constexpr std::size_t size = element_bytes(kFrom);
   const std::size_t block = kVectors * hn::Lanes(FloatTag());
   Place place = start;
   std::size_t i = 0;
   for (; i < columns; i += block) {
     prefetch_block(streams, i * size, block * size);
     if (i + block > columns) {
-      add_last_columns<How, Result>(streams, i, columns - i, place);
+      add_last_columns<kFrom, Result>(streams, i, columns - i, place);
       return;
     }
-    add_block<How, Result>(streams, i * size, place);
+    add_block<kFrom, Result>(streams, i * size, place);
     place.sum += block;
     if constexpr (Result::kRounds) place.out += block * element_bytes(Result::kTo);
   }
@@ -233,42 +229,30 @@ void add_streams(const Streams& streams, std::size_t columns, const Place& start
 using AddFunction = void (*)(const Streams&, std::size_t, const Place&);
 
 template <class Result>
-struct ChooseAdd {
-  template <WireFormat kFrom>
-  static AddFunction from(bool first) {
-    return first ? add_streams<Addition<kFrom, true>, Result>
-                 : add_streams<Addition<kFrom, false>, Result>;
+AddFunction choose_result(WireFormat from) {
+  switch (from) {
+    case WireFormat::f32: return add_streams<WireFormat::f32, Result>;
+    case WireFormat::bf16: return add_streams<WireFormat::bf16, Result>;
+    case WireFormat::f16: return add_streams<WireFormat::f16, Result>;
+    case WireFormat::fp8_e4m3fn: return add_streams<WireFormat::fp8_e4m3fn, Result>;
+    case WireFormat::int8: return add_streams<WireFormat::int8, Result>;
+    case WireFormat::sparse_f32:
+    case WireFormat::sparse_bf16:
+    case WireFormat::sparse_f16: break;  // expanded before
   }
-
-  static AddFunction of(WireFormat format, bool first) {
-    switch (format) {
-      case WireFormat::f32: return from<WireFormat::f32>(first);
-      case WireFormat::bf16: return from<WireFormat::bf16>(first);
-      case WireFormat::f16: return from<WireFormat::f16>(first);
-      case WireFormat::fp8_e4m3fn: return from<WireFormat::fp8_e4m3fn>(first);
-      case WireFormat::int8: return from<WireFormat::int8>(first);
-      case WireFormat::sparse_f32:
-      case WireFormat::sparse_bf16:
-      case WireFormat::sparse_f16: break;  // expanded before
-    }
-    return nullptr;
-  }
-};
-
-/// What adds a bunch of rows to a sum. Requires a sum that is started, unless `first`.
-inline AddFunction choose_add(WireFormat format, bool first) {
-  return ChooseAdd<Keep>::of(format, first);
+  return nullptr;
 }
+
+/// What adds a bunch of rows to a sum.
+inline AddFunction choose_add(WireFormat from) { return choose_result<Keep>(from); }
 
 /// The same for the last bunch of a row, which rounds the sum to `to` and writes it; null where a
 /// whole block must be known first.
-inline AddFunction choose_finish(WireFormat format, bool first, const RowFormat& to) {
-  switch (to.format) {
-    case WireFormat::f32: return ChooseAdd<RoundTo<DType::f32>>::of(format, first);
-    case WireFormat::bf16: return ChooseAdd<RoundTo<DType::bf16>>::of(format, first);
-    case WireFormat::f16:
-      return to.crosses ? ChooseAdd<RoundTo<DType::f16, Overflow::saturates>>::of(format, first)
-                        : ChooseAdd<RoundTo<DType::f16>>::of(format, first);
+inline AddFunction choose_finish(WireFormat from, WireFormat to) {
+  switch (to) {
+    case WireFormat::f32: return choose_result<RoundTo<DType::f32>>(from);
+    case WireFormat::bf16: return choose_result<RoundTo<DType::bf16>>(from);
+    case WireFormat::f16: return choose_result<RoundTo<DType::f16>>(from);
     case WireFormat::fp8_e4m3fn: return nullptr;
     case WireFormat::int8: return nullptr;
     case WireFormat::sparse_f32:
