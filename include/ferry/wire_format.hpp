@@ -13,8 +13,8 @@ namespace ferry {
 
 enum class WireFormat : std::uint8_t {
   f32 = 0,
-  bf16 = 1,
-  f16 = 2,         ///< saturates: no finite value becomes infinite
+  bf16 = 1,  ///< saturates, as f16: no finite value of a row becomes infinite
+  f16 = 2,
   fp8_e4m3fn = 3,  ///< 4 bits of exponent, 3 of fraction; the largest of a block becomes 448
   int8 = 4,        ///< -127..127, symmetric; the largest of a block becomes 127
   // The values that are not 0, in a dtype, and their positions; never longer than rows in that

@@ -53,7 +53,7 @@ Crossings crossings_of(const RowShape& shape, const ExchangeOptions& options) {
   const auto rows = [&](const std::optional<WireFormat>& format) {
     return kernels::RowFormat(dense_format(*format), options.wire_block_columns);
   };
-  // Gradients in f16 overflow as in FP16 arithmetic, or no loss scaler would see it.
+  // Gradients in a dtype overflow as in arithmetic, or no loss scaler would see it.
   const auto gradients = [&](const std::optional<WireFormat>& format) {
     return is_quantised(*format) ? rows(format)
                                  : kernels::RowFormat(dtype_of(dense_format(*format)));

@@ -133,9 +133,9 @@ enum class Overflow : bool { infinite, saturates };
 /// Finite values within what kTo can hold; an infinity or a NaN stays.
 template <DType kTo>
 HWY_INLINE FloatVec saturated(FloatVec value) {
-  if constexpr (kTo != DType::f16) return value;
+  if constexpr (kTo == DType::f32) return value;
   const FloatTag df;
-  const auto largest = hn::Set(df, 65504.0F);
+  const auto largest = hn::Set(df, kTo == DType::f16 ? 65504.0F : 0x1.FEp127F);
   const auto within = hn::Max(hn::Min(value, largest), hn::Neg(largest));
   return hn::IfThenElse(hn::IsFinite(value), within, value);
 }

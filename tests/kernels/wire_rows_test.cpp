@@ -319,33 +319,64 @@ TEST(WireRows, TheLargestNumbersStayFinite) {
   }
 }
 
-TEST(WireRows, F16SaturatesOnTheWireOnly) {
-  wires_on_every_target([] {
-    const std::vector<float> values{65504.F,
-                                    65519.F,
-                                    65520.F,
-                                    -1e30F,
-                                    1.F,
-                                    -std::numeric_limits<float>::infinity(),
-                                    std::numeric_limits<float>::quiet_NaN(),
-                                    -65536.F};
-    std::vector<float> crossed = values;
-    support::cross({WireFormat::f16}, crossed);
-    const auto half = [](const std::byte* at) { return testing::value_of(DType::f16, at); };
-    const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
-    const std::vector<std::byte> packed = pack(DType::f32, {WireFormat::f16, 0}, values);
-    const std::vector<std::byte> kept = pack(DType::f32, DType::f16, values);
-    const SumTerm term{
-        reinterpret_cast<const std::byte*>(values.data()), 1.F, WireFormat::f32, false, true, true};
-    std::byte out[16];
-    const SumRow row{out, 0, 1};
-    sum_rows({{WireFormat::f16, 0}, 8, {&row, 1}, {&term, 1}});
-    for (std::size_t i = 0; i < 8; ++i) {
-      EXPECT_PRED2(same, half(&packed[i * 2]), crossed[i]);
-      EXPECT_PRED2(same, half(&out[i * 2]), crossed[i]);
-      EXPECT_TRUE(std::isfinite(crossed[i]) == std::isfinite(values[i]));
+/// Values at and beyond the largest number of a 16-bit dtype. Nine of them, so that some stand
+/// behind the last whole vector.
+struct LargeValues {
+  DType to;
+  std::vector<float> values;
+};
+
+const LargeValues kLargeValues[] = {
+    {DType::f16,
+     {65504.F, 65519.F, 65520.F, -1e30F, 1.F, -std::numeric_limits<float>::infinity(),
+      std::numeric_limits<float>::quiet_NaN(), -65536.F, 65536.F}},
+    {DType::bf16,
+     {0x1.FEp127F, 0x1.FEFFFEp127F, 0x1.FFp127F, -std::numeric_limits<float>::max(), 1.F,
+      -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(),
+      -0x1.FFp127F, std::numeric_limits<float>::max()}}};
+
+TEST(WireRows, SixteenBitsSaturateOnTheWireOnly) {
+  const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+  wires_on_every_target([&] {
+    for (const auto& [to, values] : kLargeValues) {
+      SCOPED_TRACE(to_string(to));
+      const RowFormat wire(wire_format_of(to), 0);
+      std::vector<float> crossed = values;
+      support::cross({wire.format}, crossed);
+      const auto column = [&](const std::vector<std::byte>& row, std::size_t i) {
+        return testing::value_of(to, &row[i * 2]);
+      };
+      // Alone, and plus a rank's sum of zeros: rounded from registers, and in a pass of its own.
+      const std::vector<float> zeros(values.size());
+      const auto term = [](const std::vector<float>& row, bool ends_rank, bool ends_node) {
+        return SumTerm{.row = reinterpret_cast<const std::byte*>(row.data()),
+                       .ends_rank = ends_rank,
+                       .ends_node = ends_node};
+      };
+      const SumTerm terms[] = {term(values, true, true), term(values, true, false),
+                               term(zeros, false, false), term(zeros, true, true)};
+      const auto sums = [&](const RowFormat& out_format) {
+        std::vector<std::vector<std::byte>> out(2, std::vector<std::byte>(values.size() * 2));
+        const SumRow rows[] = {{out[0].data(), 0, 1}, {out[1].data(), 1, 3}};
+        sum_rows({out_format, static_cast<std::int64_t>(values.size()), rows, terms});
+        return out;
+      };
+      auto on_the_wire = sums(wire);
+      on_the_wire.push_back(pack(DType::f32, wire, values));
+      for (const auto& row : on_the_wire) {
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          EXPECT_PRED2(same, column(row, i), crossed[i]) << values[i];
+          EXPECT_EQ(std::isfinite(crossed[i]), std::isfinite(values[i]));
+        }
+      }
+      auto in_a_dtype = sums(to);
+      in_a_dtype.push_back(pack(DType::f32, to, values));
+      for (const auto& row : in_a_dtype) {
+        EXPECT_TRUE(std::isfinite(column(row, 1)));
+        EXPECT_TRUE(std::isinf(column(row, 2)));
+        EXPECT_TRUE(std::isinf(column(row, 8)));
+      }
     }
-    EXPECT_TRUE(std::isinf(half(&kept[2 * 2])));
   });
 }
 

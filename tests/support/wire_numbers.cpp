@@ -116,8 +116,9 @@ std::vector<std::byte> encode_row(const Wire& wire, std::span<const float> value
   std::vector<std::byte> bytes(values.size() * size);
   for (std::size_t i = 0; i < values.size(); ++i) {
     float value = values[i];
-    if (wire.format == WireFormat::f16 && !wire.gradients && std::isfinite(value)) {
-      value = std::clamp(value, -65504.0F, 65504.0F);
+    if (*dtype != DType::f32 && !wire.gradients && std::isfinite(value)) {
+      const float largest = *dtype == DType::f16 ? 65504.0F : 0x1.FEp127F;
+      value = std::clamp(value, -largest, largest);
     }
     const std::uint32_t bits = to_bits(*dtype, value);
     std::memcpy(&bytes[i * size], &bits, size);

@@ -18,7 +18,7 @@ inline constexpr WireFormat kWireFormats[] = {WireFormat::f32, WireFormat::bf16,
 struct Wire {
   WireFormat format = WireFormat::f32;
   std::int64_t block_columns = 128;
-  bool gradients = false;  ///< a finite value that f16 cannot hold becomes infinite
+  bool gradients = false;  ///< a finite value that 16 bits cannot hold becomes infinite
   /// Rows with a larger error (root mean square, over that of the values) cross in `escalated`.
   float max_relative_error = 0;
   WireFormat escalated = WireFormat::bf16;
