@@ -78,7 +78,8 @@ struct ExchangeOptions {
   // Performance
   /// Bytes of one fragment on the wire, header included; 0 = what the transport prefers.
   std::int64_t fragment_bytes = 0;
-  /// Source tokens per range; 0 = as many as fill eight fragments.
+  /// Source tokens per range, in all calls on a plan; 0 = as many as fill eight fragments of
+  /// dispatch or of combine, whichever has the longer rows.
   std::int64_t range_tokens = 0;
   /// Ranges that a receiver grants ahead of the one it works on.
   int ranges_in_flight = 3;

@@ -17,7 +17,6 @@ namespace {
 constexpr std::uint64_t kLineBytes = 64;
 constexpr std::uint64_t kExtraAlignment = 16;
 constexpr int kMostExtraBytes = 1 << 20;
-constexpr std::uint64_t kFragmentsPerRange = 8;
 constexpr std::int64_t kLongestHidden = 1 << 24;
 
 std::uint64_t aligned(std::uint64_t bytes, std::uint64_t to) { return (bytes + to - 1) / to * to; }
@@ -201,7 +200,7 @@ ExchangeOptions filled_in(const ExchangeOptions& wanted, const RowShape& shape,
   }
   if (wanted.range_tokens < 0 || wanted.range_tokens > 0xFFFFFFFFLL) {
     refuse(
-        fmt::format("exchange: range_tokens = {}; allowed: 0 (as fills eight fragments) to "
+        fmt::format("exchange: range_tokens = {}; allowed: 0 (as many as fill eight fragments) to "
                     "4294967295",
                     wanted.range_tokens));
   }
@@ -222,11 +221,8 @@ ExchangeOptions filled_in(const ExchangeOptions& wanted, const RowShape& shape,
   }
   if (options.range_tokens == 0) {
     const Framings framings = framings_of(shape, options);
-    const std::uint64_t rows =
-        std::min({framings.dispatch.rows_per_fragment, framings.combine.rows_per_fragment,
-                  framings.combine_backward.rows_per_fragment,
-                  framings.dispatch_backward.rows_per_fragment});
-    options.range_tokens = static_cast<std::int64_t>(rows * kFragmentsPerRange);
+    options.range_tokens = static_cast<std::int64_t>(
+        plan::default_range_tokens(framings.dispatch, framings.combine));
   }
   return options;
 }

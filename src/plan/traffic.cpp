@@ -33,6 +33,11 @@ Framing make_framing(std::uint64_t row_bytes, std::uint64_t header_bytes,
   return framing;
 }
 
+std::uint64_t default_range_tokens(const Framing& dispatch, const Framing& combine) {
+  constexpr std::uint64_t kFragments = 8;
+  return kFragments * std::min(dispatch.rows_per_fragment, combine.rows_per_fragment);
+}
+
 FragmentCursor::FragmentCursor(const Lane& lane, std::uint64_t rows_per_fragment)
     : lane_(&lane), rows_per_fragment_(rows_per_fragment) {
   FERRY_ASSERT(rows_per_fragment > 0, "a fragment has at least one row");

@@ -20,6 +20,12 @@ struct Framing {
 Framing make_framing(std::uint64_t row_bytes, std::uint64_t header_bytes,
                      std::uint64_t fragment_bytes);
 
+/// Source tokens of a range where nobody chose them: as many as fill eight fragments of the call
+/// forward that has the longer rows. Calls on a plan share its ranges, and gradients do not count:
+/// an exchange that only infers would pay in shorter ranges for calls it never makes. Their ranges
+/// have as many fragments as their rows need, each granted as all are.
+std::uint64_t default_range_tokens(const Framing& dispatch, const Framing& combine);
+
 /// One fragment of a lane: items [first, first + count) of range `range`.
 struct Fragment {
   std::uint64_t index = 0;  ///< in the lane

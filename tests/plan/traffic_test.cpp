@@ -19,6 +19,14 @@ TEST(Framing, a_fragment_holds_at_least_one_row) {
             std::numeric_limits<std::uint32_t>::max());
 }
 
+TEST(Framing, a_range_fills_eight_fragments_of_the_longer_rows_forward) {
+  const Framing quantised = make_framing(516, 72, 61440);
+  const Framing plain = make_framing(1024, 72, 61440);
+  EXPECT_EQ(default_range_tokens(quantised, quantised), 8 * 118U);
+  EXPECT_EQ(default_range_tokens(quantised, plain), 8 * 59U);
+  EXPECT_EQ(default_range_tokens(plain, quantised), 8 * 59U);
+}
+
 Lane lane_of(std::vector<std::uint32_t> range_begin) {
   Lane lane;
   lane.tokens.resize(range_begin.back());

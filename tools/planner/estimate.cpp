@@ -12,21 +12,12 @@
 namespace ferry::planner {
 namespace {
 
-/// The library cuts a range at eight fragments of the call with the longest rows.
-constexpr std::uint64_t kFragmentsPerRange = 8;
-
 std::uint64_t row_bytes(const Scenario& scenario, WireFormat wire) {
   return wire_row_bytes(wire, scenario.model.hidden, scenario.wire_block_columns);
 }
 
 plan::Framing framing_of(const Scenario& scenario, WireFormat wire) {
   return plan::make_framing(row_bytes(scenario, wire), wire::kFragmentHeaderBytes, kFragmentBytes);
-}
-
-std::uint64_t fewest_rows_per_fragment(const Scenario& scenario) {
-  const auto rows = [&](WireFormat wire) { return framing_of(scenario, wire).rows_per_fragment; };
-  return std::min({rows(scenario.wire_dispatch), rows(scenario.wire_combine),
-                   rows(scenario.wire_combine_backward), rows(scenario.wire_dispatch_backward)});
 }
 
 std::size_t as_size(int value) { return static_cast<std::size_t>(value); }
@@ -62,7 +53,7 @@ Estimator::Estimator(const Scenario& scenario)
       combine_framing_(framing_of(scenario, scenario.wire_combine)),
       row_bytes_(static_cast<std::uint64_t>(scenario.model.hidden) *
                  element_bytes(scenario.model.dtype)),
-      range_tokens_(kFragmentsPerRange * fewest_rows_per_fragment(scenario)) {
+      range_tokens_(plan::default_range_tokens(dispatch_framing_, combine_framing_)) {
   for (int rank = 0; rank < scenario.num_ranks(); ++rank) {
     const Routing routing = scenario.routing[as_size(rank)].view();
     const auto error = plan::find_routing_error(routing, experts_.num_experts(), rank);

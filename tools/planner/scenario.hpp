@@ -20,7 +20,7 @@ struct Scenario {
   Placement placement;
   WireFormat wire_dispatch = WireFormat::bf16;
   WireFormat wire_combine = WireFormat::bf16;
-  /// Of gradients, which are not planned, but have their part in how the library cuts ranges.
+  /// Of gradients, which are shown, but not planned.
   WireFormat wire_combine_backward = WireFormat::bf16;
   WireFormat wire_dispatch_backward = WireFormat::bf16;
   std::int64_t wire_block_columns = kDefaultBlockColumns;

@@ -169,6 +169,24 @@ TEST(Limits, OptionsOutOfRangeAreRefusedWithTheAllowedRange) {
   });
 }
 
+TEST(Limits, RangesAreAsLongAsRowsForwardAllow) {
+  threads::run({}, [](Transport& transport) {
+    const auto range_tokens = [&](ExchangeOptions options) {
+      options.fragment_bytes = 61440;
+      return Exchange(transport, Placement::contiguous(1, 1), {.hidden = 512, .dtype = DType::f32},
+                      options)
+          .options()
+          .range_tokens;
+    };
+    constexpr auto kFp8 = WireFormat::fp8_e4m3fn;
+    // Rows of 528, 1024 and 2048 bytes; gradients cross in f32, the dtype.
+    EXPECT_EQ(range_tokens({.wire_dispatch = kFp8, .wire_combine = kFp8}), 8 * 116);
+    EXPECT_EQ(range_tokens({.wire_dispatch = kFp8, .wire_combine = WireFormat::bf16}), 8 * 59);
+    EXPECT_EQ(range_tokens({.wire_combine = kFp8}), 8 * 29);
+    EXPECT_EQ(range_tokens({.range_tokens = 3}), 3);
+  });
+}
+
 TEST(Limits, MetadataBeyondItsLimitIsRefusedOnEveryRank) {
   threads::run({.nodes = 2, .ranks_per_node = 1}, [](Transport& transport) {
     // The other rank has no tokens: what it sends is small.
