@@ -8,15 +8,19 @@
 
 #include "base/check.hpp"
 #include "ferry/wire_format.hpp"
+#include "kernels/row_kernels.hpp"
 
 namespace ferry::kernels::detail {
 
-inline void check_blocks(std::string_view what, WireFormat format, std::uint32_t block_columns) {
-  FERRY_ASSERT(!is_quantised(format) ||
-                   (std::has_single_bit(block_columns) && block_columns >= kFewestBlockColumns &&
-                    block_columns <= kMostBlockColumns),
+inline void check_blocks(std::string_view what, std::uint32_t block_columns) {
+  FERRY_ASSERT(std::has_single_bit(block_columns) && block_columns >= kFewestBlockColumns &&
+                   block_columns <= kMostBlockColumns,
                "{}: blocks of {} columns; allowed: powers of two from {} to {}", what,
                block_columns, kFewestBlockColumns, kMostBlockColumns);
+}
+
+inline void check_blocks(std::string_view what, const RowFormat& rows) {
+  if (is_quantised(rows.format)) check_blocks(what, rows.block_columns);
 }
 
 }  // namespace ferry::kernels::detail

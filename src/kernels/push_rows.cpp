@@ -164,14 +164,14 @@ HWY_EXPORT(pack_all);
 
 void push_rows(const PushJob& job) {
   FERRY_ASSERT(job.hidden >= 1, "push_rows: hidden = {}; allowed: 1 or more", job.hidden);
-  detail::check_blocks("push_rows", job.source.format, job.source.block_columns);
+  detail::check_blocks("push_rows", job.source);
   const detail::FloatState state;
   HWY_DYNAMIC_DISPATCH(push_all)(job);
 }
 
 void pack_rows(const PackJob& job) {
   FERRY_ASSERT(job.hidden >= 1, "pack_rows: hidden = {}; allowed: 1 or more", job.hidden);
-  detail::check_blocks("pack_rows", job.wire.format, job.wire.block_columns);
+  detail::check_blocks("pack_rows", job.wire);
   const detail::FloatState state;
   HWY_DYNAMIC_DISPATCH(pack_all)(job);
 }

@@ -120,7 +120,7 @@ struct SumJob {
   std::int64_t hidden = 0;
   std::span<const SumRow> rows;
   std::span<const SumTerm> terms;
-  std::uint32_t block_columns = 0;  ///< of quantised terms
+  std::uint32_t block_columns = 0;  ///< of quantised terms; 0: there are none
 };
 void sum_rows(const SumJob& job);
 

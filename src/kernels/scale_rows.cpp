@@ -330,7 +330,7 @@ HWY_EXPORT(scale_all);
 
 void scale_rows(const ScaleJob& job) {
   FERRY_ASSERT(job.hidden >= 1, "scale_rows: hidden = {}; allowed: 1 or more", job.hidden);
-  detail::check_blocks("scale_rows", job.source.format, job.source.block_columns);
+  detail::check_blocks("scale_rows", job.source);
   const detail::FloatState state;
   HWY_DYNAMIC_DISPATCH(scale_all)(job);
 }

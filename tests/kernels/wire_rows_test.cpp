@@ -406,6 +406,12 @@ TEST(WireRows, OtherBlocksAreRefused) {
   std::byte out[64];
   for (const std::int64_t block : {0, 1, 32, 96, 4096}) {
     EXPECT_ANY_THROW(pack_rows({DType::f32, {WireFormat::int8, block}, 1, {&row, 1}, out}));
+    if (block == 0) continue;
+    const SumTerm term{
+        .row = row, .format = WireFormat::int8, .ends_rank = true, .ends_node = true};
+    const SumRow sum{out, 0, 1};
+    EXPECT_ANY_THROW(
+        sum_rows({DType::f32, 1, {&sum, 1}, {&term, 1}, static_cast<std::uint32_t>(block)}));
   }
 }
 
