@@ -221,8 +221,8 @@ ExchangeOptions filled_in(const ExchangeOptions& wanted, const RowShape& shape,
   }
   if (options.range_tokens == 0) {
     const Framings framings = framings_of(shape, options);
-    options.range_tokens = static_cast<std::int64_t>(
-        plan::default_range_tokens(framings.dispatch, framings.combine));
+    options.range_tokens =
+        static_cast<std::int64_t>(plan::default_range_tokens(framings.dispatch, framings.combine));
   }
   return options;
 }
@@ -306,10 +306,12 @@ PlanState::PlanState(ExchangeState& owner, Spares<plan::RankPlan>::Handle rank_p
       flow(std::make_shared<PlanFlow>(rows, owner.framings, owner.options.weights)) {
   const Topology& topology = owner.engine.transport().topology();
   for (const int expert : owner.experts.experts_of_rank(rows.rank)) local_experts.push_back(expert);
-  const plan::RankTraffic traffic = plan::traffic(
-      rows, topology,
-      {owner.framings.dispatch, owner.framings.combine, owner.framings.combine_backward,
-       owner.framings.dispatch_backward, owner.framings.values});
+  const plan::RankTraffic traffic = plan::traffic(rows, topology,
+                                                  {.out = owner.framings.dispatch,
+                                                   .back = owner.framings.combine,
+                                                   .grad_out = owner.framings.combine_backward,
+                                                   .grad_back = owner.framings.dispatch_backward,
+                                                   .values = owner.framings.values});
   expert_counts = rows.expert_counts;
   if (!owner.token_major()) expert_offsets = rows.expert_offsets;
   summary.rows_received =
