@@ -3,6 +3,7 @@
 // for each element and one FP32 scale for each block of columns. docs/wire-formats.md has the
 // bytes, the rounding and the error bounds. Inside a node rows have their dtype.
 
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -81,6 +82,10 @@ constexpr WireFormat gradient_wire(WireFormat forward, DType dtype) {
 inline constexpr int kDefaultBlockColumns = 128;
 inline constexpr int kFewestBlockColumns = 64;
 inline constexpr int kMostBlockColumns = 2048;
+constexpr bool is_block_size(int columns) {
+  return columns >= kFewestBlockColumns && columns <= kMostBlockColumns &&
+         std::has_single_bit(static_cast<unsigned>(columns));
+}
 
 /// Bytes of the scales of one row, which stand before its elements.
 constexpr std::uint64_t scale_bytes(WireFormat format, std::int64_t hidden,

@@ -4,7 +4,6 @@
 #include "exchange/state.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -113,9 +112,7 @@ void check_max_relative_error(const ExchangeOptions& options) {
 }
 
 void check_wire_blocks(int columns) {
-  const bool allowed = columns >= kFewestBlockColumns && columns <= kMostBlockColumns &&
-                       std::has_single_bit(static_cast<unsigned>(columns));
-  if (allowed) return;
+  if (is_block_size(columns)) return;
   refuse(
       fmt::format("exchange: wire_block_columns = {}; allowed: powers of two from {} to {}; fix: "
                   "leave it at {}, or take one of these",

@@ -2,7 +2,6 @@
 // The block sizes that every kernel can read and write: its chunks are whole blocks, and a block
 // is whole vectors.
 
-#include <bit>
 #include <cstdint>
 #include <string_view>
 
@@ -13,8 +12,7 @@
 namespace ferry::kernels::detail {
 
 inline void check_blocks(std::string_view what, std::uint32_t block_columns) {
-  FERRY_ASSERT(std::has_single_bit(block_columns) && block_columns >= kFewestBlockColumns &&
-                   block_columns <= kMostBlockColumns,
+  FERRY_ASSERT(is_block_size(static_cast<int>(block_columns)),
                "{}: blocks of {} columns; allowed: powers of two from {} to {}", what,
                block_columns, kFewestBlockColumns, kMostBlockColumns);
 }

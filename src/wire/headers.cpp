@@ -222,6 +222,10 @@ std::optional<std::string> decode(Bytes bytes, MetadataHeader& out) {
   options.wire_combine_backward = from.take_enum("wire_combine_backward", kLastWireFormat);
   options.wire_dispatch_backward = from.take_enum("wire_dispatch_backward", kLastWireFormat);
   options.wire_block_columns = from.take<std::uint16_t>();
+  if (!is_block_size(options.wire_block_columns)) {
+    from.fail("wire_block_columns", fmt::format("{}", options.wire_block_columns),
+              fmt::format("a power of two from {} to {}", kFewestBlockColumns, kMostBlockColumns));
+  }
   options.max_relative_error = std::bit_cast<float>(from.take<std::uint32_t>());
   if (!(options.max_relative_error >= 0 && options.max_relative_error < 1)) {
     from.fail("max_relative_error", fmt::format("{}", options.max_relative_error), "0 to below 1");

@@ -44,10 +44,10 @@ TEST(Golden, MetadataHeader) {
                                                  "01 02 00 03"              // dtypes, strategy
                                                  "02 00 01 02"     // weights, reserved; alignment
                                                  "0c 00 00 00"     // extra bytes
-                                                 "04 03 40 01"     // gradients' wires, block
+                                                 "04 03 00 01"     // gradients' wires, block
                                                  "00 00 00 3f"     // largest error
                                                  "00 00 80 3e"     // sparse ratio
-                                                 "75 48 db 06"));  // header crc
+                                                 "e7 fd d4 3b"));  // header crc
 }
 
 TEST(Golden, GrantMessage) {

@@ -139,6 +139,16 @@ TEST(HeaderRefusal, FieldsOfMetadata) {
   EXPECT_EQ(refusal_with<Header>(135, 0x40),
             "metadata header: wire_sparse_ratio is 4; expected above 0, to 1");
   EXPECT_EQ(refusal_with<Header>(115, 4), "metadata header: strategy is 4; expected 0..3");
+  EXPECT_EQ(refusal_with<Header>(124, 8),
+            "metadata header: wire_combine_backward is 8; expected 0..7");
+  EXPECT_EQ(refusal_with<Header>(125, 8),
+            "metadata header: wire_dispatch_backward is 8; expected 0..7");
+  EXPECT_EQ(refusal_with<Header>(126, 1),
+            "metadata header: wire_block_columns is 257; expected a power of two from 64 to 2048");
+  for (const int upper_byte : {0, 3, 16, 255}) {
+    EXPECT_NE(refusal_with<Header>(127, upper_byte).find("wire_block_columns is "),
+              std::string::npos);
+  }
 }
 
 TEST(HeaderRefusal, FieldsOfControlMessages) {

@@ -42,6 +42,7 @@ TEST(Headers, RandomValuesComeBack) {
   const auto kind = [&] { return static_cast<OpKind>(rng() % 8); };
   const auto dtype = [&] { return static_cast<DType>(rng() % 3); };
   const auto wire = [&] { return static_cast<WireFormat>(rng() % 8); };
+  const auto block = [&] { return static_cast<std::uint16_t>(64U << rng() % 6); };
   for (int i = 0; i < 1000; ++i) {
     const CallId call{u32(), u32(), rng(), u32(), u32(), kind(), rng() % 2 == 0};
     const auto stream = [&] { return static_cast<Stream>(rng() % 2); };
@@ -66,7 +67,7 @@ TEST(Headers, RandomValuesComeBack) {
                                 wire(),
                                 wire(),
                                 wire(),
-                                static_cast<std::uint16_t>(rng()),
+                                block(),
                                 static_cast<float>(rng() % 1000) / 1000,
                                 static_cast<float>(rng() % 1000 + 1) / 1000,
                                 static_cast<Strategy>(rng() % 4),
@@ -201,7 +202,7 @@ TEST(Headers, DifferenceNamesOptionValuesAndRanks) {
   EXPECT_EQ(difference([](O& o) { o.wire_sparse_ratio = 1; }),
             "wire_sparse_ratio is 0.25 on rank 0 and 1 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.wire_block_columns = 64; }),
-            "wire_block_columns is 320 on rank 0 and 64 on rank 3");
+            "wire_block_columns is 256 on rank 0 and 64 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.fragment_bytes = 1; }),
             "fragment_bytes is 61440 on rank 0 and 1 on rank 3");
   EXPECT_EQ(difference([](O& o) { o.range_tokens = 1; }),

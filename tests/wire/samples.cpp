@@ -58,7 +58,7 @@ MetadataHeader sample_metadata() {
                   .wire_combine = WireFormat::f32,
                   .wire_combine_backward = WireFormat::int8,
                   .wire_dispatch_backward = WireFormat::fp8_e4m3fn,
-                  .wire_block_columns = 0x0140,
+                  .wire_block_columns = 256,
                   .max_relative_error = 0.5F,
                   .wire_sparse_ratio = 0.25F,
                   .strategy = Strategy::node_dedup,

@@ -2,7 +2,6 @@
 #include "common/flags.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
 #include <utility>
 
@@ -58,8 +57,7 @@ WireFormat parse_wire_format(std::string_view flag, std::string_view name) {
 
 int parse_block(std::string_view text) {
   const std::optional<int> columns = number<int>(text);
-  if (!columns || *columns < kFewestBlockColumns || *columns > kMostBlockColumns ||
-      !std::has_single_bit(static_cast<unsigned>(*columns))) {
+  if (!columns || !is_block_size(*columns)) {
     throw UsageError(fmt::format("--wire block={}: allowed: powers of two from {} to {}", text,
                                  kFewestBlockColumns, kMostBlockColumns));
   }
