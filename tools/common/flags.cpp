@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -114,34 +115,41 @@ WireFormats parse_wire(const std::string& text) {
       {"combine_backward", &formats.combine_backward},
       {"dispatch_backward", &formats.dispatch_backward}};
   std::optional<WireFormat> both;
+  std::set<std::string_view> named;
   for (const std::string_view part : split(text, ',')) {
     const std::size_t equals = part.find('=');
+    const bool of_both = equals == std::string_view::npos;
+    const std::string_view name =
+        of_both ? "the format of both directions" : part.substr(0, equals);
+    const std::string_view value = of_both ? part : part.substr(equals + 1);
+    if (!named.insert(name).second) {
+      throw UsageError(fmt::format("--wire {}: {} is named twice; fix: name it once", text, name));
+    }
+    const auto* const call = std::ranges::find(calls, name, [](const auto& c) { return c.first; });
     if (part == "auto") {
       formats.automatic = true;
-      continue;
-    }
-    if (equals == std::string_view::npos) {
-      both = parse_wire_format("--wire", part);
-      continue;
-    }
-    const std::string_view call = part.substr(0, equals);
-    if (call == "block") {
-      formats.block_columns = parse_block(part.substr(equals + 1));
-      continue;
-    }
-    if (call == "error" || call == "ratio") {
-      (call == "error" ? formats.max_relative_error : formats.sparse_ratio) =
-          parse_share(call, part.substr(equals + 1));
-      continue;
-    }
-    const auto* const known = std::ranges::find(calls, call, [](const auto& c) { return c.first; });
-    if (known == std::end(calls)) {
+    } else if (of_both) {
+      both = parse_wire_format("--wire", value);
+    } else if (name == "block") {
+      formats.block_columns = parse_block(value);
+    } else if (name == "error") {
+      formats.max_relative_error = parse_share(name, value);
+    } else if (name == "ratio") {
+      formats.sparse_ratio = parse_share(name, value);
+    } else if (call != std::end(calls)) {
+      *call->second = parse_wire_format(fmt::format("--wire {}", name), value);
+    } else {
       throw UsageError(
           fmt::format("--wire {}: no such call; allowed: dispatch, combine, "
                       "combine_backward, dispatch_backward, and block, error, ratio",
                       part));
     }
-    *known->second = parse_wire_format(fmt::format("--wire {}", call), part.substr(equals + 1));
+  }
+  if (both && formats.dispatch && formats.combine) {
+    throw UsageError(
+        fmt::format("--wire {}: dispatch and combine are named, so {} is for nothing; fix: leave "
+                    "one out",
+                    text, to_string(*both)));
   }
   // `--wire NAME` is dispatch and combine, unless one of them is named, in either order.
   if (!formats.dispatch) formats.dispatch = both;

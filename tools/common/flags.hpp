@@ -56,8 +56,8 @@ struct WireFormats {
   WireFormats filled_in(DType dtype) const;
 };
 /// A comma list of "NAME" for dispatch and combine (or "auto"), "CALL=NAME" for one call,
-/// "block=COLUMNS", "error=LIMIT" and "ratio=SHARE", in any order; empty = unset. What names a call
-/// goes before what does not.
+/// "block=COLUMNS", "error=LIMIT" and "ratio=SHARE", in any order and each once; empty = unset.
+/// What names a call goes before what does not.
 /// Errors: UsageError
 WireFormats parse_wire(const std::string& text);
 inline constexpr const char* kWireHelp =
