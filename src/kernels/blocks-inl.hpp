@@ -237,9 +237,7 @@ HWY_NOINLINE void encode_columns(const EncodedColumns& from, const BlockRow& row
   for (std::size_t b = 0; b < blocks; ++b) found[b] = block_scale<kTo>(largest[b]);
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t at = b * to.block;
-    for (std::size_t line = 0; line < columns_at(at) * size; line += detail::kLineBytes) {
-      ahead.touch((begin + at) * size + line);
-    }
+    ahead.touch_lines((begin + at) * size, columns_at(at) * size);
     std::memcpy(scales + b * sizeof(float), &found[b].scale, sizeof(float));
     if (found[b].scale != found[b].scale) {  // NaN: all codes are 0
       std::memset(codes + at, 0, columns_at(at));

@@ -18,6 +18,8 @@ inline std::size_t rows_ahead(std::size_t row_bytes) {
   return row_bytes == 0 || row_bytes >= kAheadBytes ? 1 : kAheadBytes / row_bytes;
 }
 
+/// Its calls are always inlined: GCC takes a function that only prefetches for one without effects,
+/// and drops calls of it.
 class Lookahead {
  public:
   /// Offset `o` of a row looks at `near + o` below `split`, at `far + (o - split)` from there on.
@@ -25,12 +27,17 @@ class Lookahead {
   Lookahead(const std::byte* near, std::size_t split, const std::byte* far)
       : near_(near), far_(far), split_(split) {}
 
-  void touch(std::size_t offset) const {
+  [[gnu::always_inline]] void touch(std::size_t offset) const {
     if (offset < split_) {
       if (near_ != nullptr) __builtin_prefetch(near_ + offset);
     } else if (far_ != nullptr) {
       __builtin_prefetch(far_ + (offset - split_));
     }
+  }
+
+  /// The same for each line of a run that starts a line.
+  [[gnu::always_inline]] void touch_lines(std::size_t offset, std::size_t bytes) const {
+    for (std::size_t line = 0; line < bytes; line += kLineBytes) touch(offset + line);
   }
 
  private:

@@ -38,9 +38,7 @@ void convert_row(const PushJob& job, ReadFunction read, const SourceRow& source,
   const ReadRow from = open_row(job.source, source.row, job.hidden);
   for (std::size_t begin = 0; begin < hidden; begin += kConvertChunk) {
     const std::size_t count = std::min(kConvertChunk, hidden - begin);
-    for (std::size_t at = 0; at < count * from_bytes; at += detail::kLineBytes) {
-      ahead.touch(begin * from_bytes + at);
-    }
+    ahead.touch_lines(begin * from_bytes, count * from_bytes);
     read(from, begin, count, chunk);
     copy_to_all({chunk, count * to_bytes, begin * to_bytes}, targets, nothing);
   }

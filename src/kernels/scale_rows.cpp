@@ -78,6 +78,9 @@ class DotLanes {
   float* memory_ = nullptr;
 };
 
+/// Columns that are prefetched at a time: whole lines in every format.
+inline constexpr std::size_t kAheadColumns = detail::kLineBytes;
+
 /// Columns of the source row as FP32, and 0 up to a whole block.
 struct ScaleSource {
   const float* values = nullptr;
@@ -152,13 +155,14 @@ void scale_runs(const ScaleSource& source, const ScaleRun* runs) {
   DotLanes dots[kTargets];
   for (std::size_t k = 0; kKind.dots && k < kTargets; ++k) dots[k].load(runs[k].lanes);
   for (std::size_t column = 0; column < whole; column += block) {
-    for (std::size_t at = 0; at < block * source.column_bytes; at += detail::kLineBytes) {
-      source.ahead.touch(source.offset + column * source.column_bytes + at);
+    if (column % kAheadColumns == 0) {
+      source.ahead.touch_lines(source.offset + column * source.column_bytes,
+                               kAheadColumns * source.column_bytes);
+      for (std::size_t k = 0; kKind.dots && k < kTargets; ++k) {
+        runs[k].ahead.touch_lines(column * size, kAheadColumns * size);
+      }
     }
     for (std::size_t k = 0; k < kTargets; ++k) {
-      for (std::size_t line = 0; kKind.dots && line < block * size; line += detail::kLineBytes) {
-        runs[k].ahead.touch(column * size + line);
-      }
       scale_block<kTo, kKind>(source.values, column, runs[k], dots[k]);
     }
   }

@@ -174,6 +174,8 @@ HWY_INLINE void add_block(const Streams& streams, std::size_t offset, const Plac
 }
 
 HWY_INLINE void prefetch_block(const Streams& streams, std::size_t offset, std::size_t bytes) {
+  // Blocks that share a line: the first has asked for it.
+  if (bytes < detail::kLineBytes && offset % detail::kLineBytes != 0) return;
   const std::uintptr_t* base = offset < streams.split ? streams.near : streams.far;
   for (std::size_t k = 0; k < streams.count; ++k) {
     for (std::size_t line = 0; line < bytes; line += detail::kLineBytes) {
