@@ -27,19 +27,24 @@ from language_model.corpus import Corpus
 from language_model.model import ModelConfig
 from language_model.recording import record_domains
 from language_model.training import Log, TrainConfig, Trainer
+from precision import DTYPES, STREAM_FORMATS
+
+EXCHANGE_OPTIONS = ("strategy", "weights", "wire_dispatch", "wire_combine", "wire_combine_backward",
+                    "wire_dispatch_backward")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, help="ranks as threads; default: one, or the launcher's")
-    parser.add_argument("--nodes", type=int, default=1, help="virtual nodes that --ranks are split over")
+    parser.add_argument("--nodes", type=int,
+                        help="virtual nodes that the ranks are split over; default: the machines")
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
     parser.add_argument("--domains", nargs="+", help="which files of the corpus; default: all")
     parser.add_argument("--run", type=Path, help="folder of the log, checkpoints and routing traces")
     parser.add_argument("--record-windows", type=int, default=0,
                         help="validation windows of each domain whose routing is recorded at the end")
     choices = {"gate": ["sigmoid", "softmax"], "placement": ["contiguous", "strided"],
-               "gate_dtype": ["f32", "bf16", "f16"], "row_dtype": ["f32", "bf16", "f16"]}
+               "gate_dtype": list(DTYPES), "row_dtype": list(DTYPES), "stream_format": STREAM_FORMATS}
     for config in (ModelConfig, TrainConfig):
         for option in fields(config):
             if option.name in ("exchange", "dynamic_loss_scale", "seed"):
@@ -49,12 +54,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                                 default=option.default, choices=choices.get(option.name))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dynamic-loss-scale", action="store_true")
-    for option in ("strategy", "weights", "wire_dispatch", "wire_combine"):
+    for option in EXCHANGE_OPTIONS:
         parser.add_argument("--" + option.replace("_", "-"), help="of ferry.Exchange")
     options = parser.parse_args(arguments)
-    if options.ranks is not None and (options.nodes < 1 or options.ranks < 1
-                                      or options.ranks % options.nodes):
-        parser.error(f"--ranks {options.ranks} --nodes {options.nodes}: as many on every node")
+    if options.nodes is not None and options.nodes < 1:
+        parser.error(f"--nodes {options.nodes}: at least 1")
+    if options.ranks is not None and (options.ranks < 1 or options.ranks % (options.nodes or 1)):
+        parser.error(f"--ranks {options.ranks} --nodes {options.nodes or 1}: as many on every node")
     if options.record_windows and options.run is None:
         parser.error("--record-windows needs --run, where the traces are written")
     try:
@@ -66,8 +72,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def configs(options: argparse.Namespace) -> tuple[ModelConfig, TrainConfig]:
-    exchange = {name: getattr(options, name) for name in
-                ("strategy", "weights", "wire_dispatch", "wire_combine") if getattr(options, name)}
+    exchange = {name: getattr(options, name) for name in EXCHANGE_OPTIONS if getattr(options, name)}
     given = vars(options)
     return (ModelConfig(**{f.name: given[f.name] for f in fields(ModelConfig) if f.name != "exchange"},
                         exchange=exchange),
@@ -110,14 +115,28 @@ def train(group: ferry.Group, options: argparse.Namespace) -> dict[str, float]:
     return perplexity or trainer.validate()
 
 
+def virtual_nodes(num_nodes: int | None) -> ferry.Topology | None:
+    """The launcher's processes over so many nodes.
+
+    Errors: ValueError (another number on each)
+    """
+    if num_nodes is None:
+        return None
+    from mpi4py import MPI
+    num_ranks = MPI.COMM_WORLD.Get_size()
+    if num_ranks % num_nodes:
+        raise ValueError(f"{num_ranks} processes --nodes {num_nodes}: as many on every node")
+    return ferry.Topology.uniform(num_nodes, num_ranks // num_nodes)
+
+
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)  # ranks share the cores
     if options.ranks is not None:
-        perplexity, rank = ferry.run(train, options.nodes, options.ranks // options.nodes,
-                                     args=(options,))[0], 0
+        nodes = options.nodes or 1
+        perplexity, rank = ferry.run(train, nodes, options.ranks // nodes, args=(options,))[0], 0
     else:
-        with ferry.init() as group:
+        with ferry.init(topology=virtual_nodes(options.nodes)) as group:
             perplexity, rank = train(group, options), group.rank
     if rank == 0:
         for domain, value in perplexity.items():

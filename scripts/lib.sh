@@ -14,7 +14,7 @@ TEST_PACKAGES=("${BUILD_PACKAGES[@]}" libgtest-dev clang pkgconf python3
   iproute2 openmpi-bin libopenmpi-dev mpich libmpich-dev
   pybind11-dev python3-dev python3-numpy python3-pytest python3-mpi4py python3-torch python3-pip
   python3-venv python3-setuptools python3-wheel python3-matplotlib python3-nbclient
-  python3-ipykernel python3-tqdm mypy bible-kjv bible-kjv-text)
+  python3-ipykernel python3-tqdm python3-scipy python3-sklearn mypy bible-kjv bible-kjv-text)
 BUILD_JOBS="$(nproc)"
 ASSUME_YES=0 # set by --yes
 LAUNCH=()    # put before a build or a test run, for example to change its address space

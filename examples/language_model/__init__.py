@@ -3,7 +3,6 @@ examples/generate.py decodes with.
 
     corpus      real text, cut into domains, batches and validation windows
     model       the decoder, with ferry.torch.MoELayer in each block
-    precision   dtypes of the gate, and scaling of the loss
     training    a step over any split of the ranks, evaluation, checkpoints, the log
     recording   the routing of a trained model as a trace
 """

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ferry
-from ferry.torch import MoELayer, SharedExperts, SigmoidGate, SoftmaxGate
+from ferry.torch import MoELayer, SharedExperts, SigmoidGate
 
-from language_model.precision import DTYPES, RoundedSoftmaxGate
+from precision import DTYPES, add_outlier, rounded, softmax_gate
 
 VOCABULARY = 256  # bytes
 
@@ -31,6 +31,9 @@ class ModelConfig:
     balance   of the gate: rate of the bias, or coefficient of the loss
     row_dtype    of rows that go to experts and back, and their gradients: "f32", "bf16", "f16"
     gate_dtype   the same; below f32 it is there to show what it spoils
+    stream_format   of the residual stream between layers, which layer norms read: a dtype, or
+                 "fp8_e4m3fn" or "int8" with a scale per token and 128 values; the same
+    outlier      0, or that of a channel of the stream: see precision.add_outlier
     """
 
     hidden: int = 128
@@ -45,6 +48,8 @@ class ModelConfig:
     balance: float = 0.01
     gate_dtype: str = "f32"
     row_dtype: str = "f32"
+    stream_format: str = "f32"
+    outlier: float = 0.0
     overlap: int = 1
     seed: int = 1
     exchange: dict = field(default_factory=dict)
@@ -117,16 +122,14 @@ def make_gate(config: ModelConfig) -> nn.Module:
     sizes = (config.hidden, config.num_experts, config.num_topk)
     if config.gate == "sigmoid":
         return SigmoidGate(*sizes)
-    balance = {"balance_loss": "switch" if config.balance else None, "balance_coef": config.balance}
-    if config.gate_dtype == "f32":
-        return SoftmaxGate(*sizes, **balance)
-    return RoundedSoftmaxGate(*sizes, rounded_to=DTYPES[config.gate_dtype], **balance)
+    return softmax_gate(sizes, config.gate_dtype, config.balance)
 
 
 class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, group: ferry.Group | None,
                  placement: ferry.Placement | None) -> None:
         super().__init__()
+        self.stream_format = config.stream_format
         self.attention_norm = nn.LayerNorm(config.hidden)
         self.attention = Attention(config, layer)
         self.feed_forward_norm = nn.LayerNorm(config.hidden)
@@ -144,8 +147,8 @@ class Block(nn.Module):
             seed=seed, **config.exchange)
 
     def forward(self, x: Tensor, cache: Cache | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cache)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        x = rounded(x + self.attention(self.attention_norm(x), cache), self.stream_format)
+        return rounded(x + self.feed_forward(self.feed_forward_norm(x)), self.stream_format)
 
 
 class LanguageModel(nn.Module):
@@ -172,10 +175,12 @@ class LanguageModel(nn.Module):
                 block.attention.qkv.weight.normal_(0, config.hidden ** -0.5, generator=random)
                 block.attention.out.weight.normal_(0, depth * config.hidden ** -0.5,
                                                    generator=random)
+        if config.outlier:
+            add_outlier(self, self.embedding.weight[:, 0], config.outlier)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Shapes: tokens int64 [B, T] -> logits float32 [B, T, 256]"""
-        x = self.embedding(tokens)
+        x = rounded(self.embedding(tokens), self.config.stream_format)
         for block in self.blocks:
             x = block(x, cache)
         if cache is not None:

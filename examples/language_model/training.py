@@ -26,7 +26,7 @@ from ferry.torch import (clip_grad_norm_, load_checkpoint, reduce_gradients, sav
 
 from language_model.corpus import Corpus
 from language_model.model import LanguageModel, ModelConfig
-from language_model.precision import LossScale
+from precision import LossScale
 
 SCHEMA = "ferry.train/1"
 #: Options that a run may change when it goes on: where it ends, with it the end of its learning

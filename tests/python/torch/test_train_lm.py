@@ -21,7 +21,7 @@ sys.path.insert(0, str(EXAMPLES))
 from language_model import corpus as corpora  # noqa: E402
 from language_model.corpus import Corpus, VALIDATION_BYTES  # noqa: E402
 from language_model.model import Cache, LanguageModel, ModelConfig  # noqa: E402
-from language_model.precision import LossScale  # noqa: E402
+from precision import LossScale  # noqa: E402
 from language_model.training import TrainConfig, Trainer  # noqa: E402
 
 MODEL = dict(hidden=32, num_layers=2, num_heads=2, context=16, num_experts=8, num_topk=2,
