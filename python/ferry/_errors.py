@@ -1,4 +1,5 @@
-"""What Ferry raises: one class for each code of the library, which is also what Python has for it.
+"""What Ferry raises: one class for each code of the library, which is also what Python has for it; and
+what it warns with.
 
 docs/errors.md explains every text. The same refusal carries the same text on every rank.
 """
@@ -12,6 +13,10 @@ class Error(Exception):
     """Base of all errors of Ferry. `code` is the library's name for the kind."""
 
     code: str = ""
+
+
+class PrecisionWarning(UserWarning):
+    """A setting that is known to harm training, or numbers that show it: docs/precision.md."""
 
 
 class InvalidArgumentError(Error, ValueError):
@@ -96,6 +101,6 @@ ERROR_TYPES: dict[str, type[Error]] = {
         UnsupportedError,
     )
 }
-for _kind in (Error, *ERROR_TYPES.values()):
+for _kind in (Error, PrecisionWarning, *ERROR_TYPES.values()):
     _kind.__module__ = "ferry"  # where users find them
 _ferry.set_error_types(ERROR_TYPES)

@@ -25,6 +25,7 @@ from ferry.torch.exchange_call import ExchangeCall
 from ferry.torch.experts import GroupedExperts, SharedExperts, scale_rows
 from ferry.torch.gates import GateOutput, SigmoidGate, SoftmaxGate, TopkGate
 from ferry.torch.parallel import mark_experts
+from ferry.torch.precision_warnings import PrecisionWarnings
 from ferry.torch.seeds import seed_of
 
 _GATES = {"softmax": SoftmaxGate, "sigmoid": SigmoidGate}
@@ -153,6 +154,8 @@ class MoELayer(nn.Module):
                  attached to the output: backward counts it, also under checkpoints, without being
                  told; its value is in `statistics`. With a loss scaler or micro-batches:
                      `set_aux_loss_scale`
+    Warns:       ferry.PrecisionWarning, once per layer: a gate in half precision, a quantised combine,
+                 gradients too small for f16 (docs/precision.md)
     Errors:      ValueError (sizes, overlap, weights), and those of ferry.Exchange
     """
 
@@ -184,6 +187,7 @@ class MoELayer(nn.Module):
         placement = placement or Placement.contiguous(num_experts, group.size)
         self.dispatcher = Dispatcher(group, placement, hidden, dtype, strategy=strategy,
                                      weights=weights, **options)
+        self.precision_warnings = PrecisionWarnings(self.dispatcher.exchange.options, dtype)
         self.local_experts = tuple(expert for expert in range(num_experts)
                                    if placement.rank_of(expert) == group.rank)
         if isinstance(gate, str):
@@ -218,7 +222,12 @@ class MoELayer(nn.Module):
         out = run.forward()
         if not run.repeated:
             self.statistics = run.statistics()
-        return out.to(x.dtype).view(x.shape)
+        out = out.to(x.dtype).view(x.shape)
+        if self.precision_warnings.begin_call():
+            for gate in run.gates:
+                self.precision_warnings.look_at_gate(type(self.gate).__name__, gate)
+            self.precision_warnings.look_at_gradient_of(out)
+        return out
 
     def _apply(self, fn, **options):
         """A router is not narrowed to half precision with its model: it stays in FP32."""
@@ -297,7 +306,7 @@ class _Run:
         self._spans = chunk_spans(rows.shape[0], layer.overlap)
         self._call = ExchangeCall(layer.dispatcher.exchange, self._tokens, self._spans)
         self._decided: Optional[_Decided] = checkpoints.recall(layer)
-        self._gates: List[GateOutput] = []
+        self.gates: List[GateOutput] = []
 
     @property
     def repeated(self) -> bool:
@@ -317,7 +326,7 @@ class _Run:
             if more:
                 self._choose(chunk + 1)
                 call.poll()
-            weights = self._gates[chunk].topk_weights
+            weights = self.gates[chunk].topk_weights
             rows, row_weights = call.finish_dispatch(chunk, weights)
             if more:
                 self._start_dispatch(chunk + 1)
@@ -328,7 +337,7 @@ class _Run:
         out = call.finish()
         if not self.repeated:
             checkpoints.remember(self._layer, _Decided(
-                [_without_graph(gate) for gate in self._gates], list(call.plans)))
+                [_without_graph(gate) for gate in self.gates], list(call.plans)))
         out = self._marked(out if extra is None else out + extra)
         loss = self._aux_loss()
         return out if loss is None else _AttachLoss.apply(out, loss, self._layer.aux_loss_scale)
@@ -337,7 +346,7 @@ class _Run:
         """NaN for tokens that are not finite, and in the gradient of their x: so the loss shows
         them, and a loss scaler skips the step. No other row is touched."""
         bad = [torch.nonzero(gate.not_finite).squeeze(1) + begin
-               for gate, (begin, _) in zip(self._gates, self._spans) if gate.not_finite is not None]
+               for gate, (begin, _) in zip(self.gates, self._spans) if gate.not_finite is not None]
         if not bad:
             return out
         tokens = torch.cat(bad)
@@ -346,7 +355,7 @@ class _Run:
     def _shares(self) -> List[float]:
         """Each chunk's part of the tokens that count in its losses."""
         counts = []
-        for gate, (begin, end) in zip(self._gates, self._spans):
+        for gate, (begin, end) in zip(self.gates, self._spans):
             count = end - begin if self._mask is None else int(self._mask[begin:end].sum())
             counts.append(count if gate.not_finite is None else count - int(gate.not_finite.sum()))
         return [count / max(1, sum(counts)) for count in counts]
@@ -357,7 +366,7 @@ class _Run:
         mask = None if self._mask is None else self._mask[begin:end]
         replay = self._decided.gates[chunk] if self._decided is not None else None
         gate = self._gate(self._rows[begin:end], mask, replay)
-        self._gates.append(gate)
+        self.gates.append(gate)
         if self._decided is not None:
             self._call.plans[chunk] = self._decided.plans[chunk]
         elif self._layer.plan_and_dispatch:
@@ -383,7 +392,7 @@ class _Run:
 
     def _aux_loss(self) -> Optional[Tensor]:
         """The chunks' losses, each by its share of the tokens."""
-        losses = [gate.aux_loss for gate in self._gates]
+        losses = [gate.aux_loss for gate in self.gates]
         if any(loss is None for loss in losses) or not any(loss.requires_grad for loss in losses):
             return None
         return sum(loss * share for loss, share in zip(losses, self._shares()))
@@ -396,7 +405,7 @@ class _Run:
             known = [value.detach() for value in values if value is not None]
             return sum(known) if known else zero
         losses = [None if gate.aux_loss is None else gate.aux_loss * share
-                  for gate, share in zip(self._gates, self._shares())]
-        return RoutingStatistics(add([gate.counts for gate in self._gates], none),
-                                 add([gate.dropped for gate in self._gates], none),
+                  for gate, share in zip(self.gates, self._shares())]
+        return RoutingStatistics(add([gate.counts for gate in self.gates], none),
+                                 add([gate.dropped for gate in self.gates], none),
                                  add(losses, torch.zeros(())))
