@@ -111,6 +111,18 @@ def test_another_order_of_a_batch_is_the_same_step(text):
     np.testing.assert_allclose([r["loss"] for r in permuted], [r["loss"] for r in plain], rtol=1e-5)
 
 
+def test_streams_below_fp32_and_an_outlier(text):
+    def loss(**model):
+        return ferry.run(lambda group: trained(group, text, 2, model=model)[1][-1]["loss"], 1, 2)[0]
+
+    for outlier in (0.0, 100.0):
+        exact = loss(outlier=outlier)
+        rounded = [loss(outlier=outlier, stream_format=format)
+                   for format in ("bf16", "fp8_e4m3fn", "int8")]
+        assert len({exact, *rounded}) == 4 and exact == pytest.approx(5.4, abs=0.3)
+        np.testing.assert_allclose(rounded, exact, rtol=0.05)
+
+
 def test_the_dense_model_and_uneven_shares(text):
     def losses(ranks, **options):
         def run(group):
@@ -332,6 +344,7 @@ def test_a_run_is_not_taken_for_another(text, whole_run, tmp_path):
 @pytest.mark.parametrize("options, text_of", [
     (["--save-every=0"], "save_every = 0; allowed: at least 1"),
     (["--ranks=3", "--nodes=2"], "--ranks 3 --nodes 2: as many on every node"),
+    (["--nodes=0"], "--nodes 0: at least 1"),
     (["--gate-dtype=bf16"], "gate_dtype = bf16 with gate = sigmoid"),
     (["--record-windows=4"], "--record-windows needs --run")], ids=str)
 def test_options_that_do_not_go_together(options, text_of):
@@ -341,7 +354,10 @@ def test_options_that_do_not_go_together(options, text_of):
 def test_processes_train_as_threads_do(text, whole_run, tmp_path):
     if "openmpi" not in MPIS:
         pytest.skip("needs Open MPI and mpi4py")
-    output_of(program("train_lm.py", f"--corpus={text}", f"--run={tmp_path}", *TRAINING, mpi_ranks=4))
+    output_of(program("train_lm.py", f"--corpus={text}", f"--run={tmp_path}", *TRAINING, "--nodes=2",
+                      mpi_ranks=4))
+    (run,) = (line for line in log_of(tmp_path) if line["kind"] == "run")
+    assert (run["num_ranks"], run["num_nodes"]) == (4, 2)
     want, got = losses_of(whole_run), losses_of(tmp_path)
     np.testing.assert_allclose([got[step] for step in want], list(want.values()), rtol=1e-5)
     counts = [line["expert_counts"] for line in log_of(tmp_path) if line.get("expert_counts")]
