@@ -29,7 +29,7 @@ from scipy import stats
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SEED = "{seed}"  # stands for the run's own
-_MPI = "mpirun -n 4 --oversubscribe --bind-to none"
+_MPI = "mpirun -n {} --oversubscribe --bind-to none"
 _SMALL_MODEL = ["--nodes=2", "--num-layers=2", "--num-experts=32", "--num-topk=4", "--batch=16",
                 "--validation-windows=128"]
 #: Gradients as small as those of a step of 2^26 tokens (67 million; DeepSeek-V3's had 63), which has so
@@ -75,10 +75,19 @@ class Series(NamedTuple):
     options: List[str]
     variants: Variants
 
+    @property
+    def in_percent(self) -> bool:
+        """Differences of the language model are of perplexity; those of the digits of the loss."""
+        return self.script == "train_lm.py"
+
+    def differences(self, losses: np.ndarray, bases: np.ndarray) -> np.ndarray:
+        return 100 * np.expm1(losses - bases) if self.in_percent else losses - bases
+
 
 SERIES = {
-    "formats": Series("train_lm.py", _MPI, [*_SMALL_MODEL, "--steps=200", "--warmup=20"], _FORMATS),
-    "pitfalls": Series("train_lm.py", _MPI, [*_SMALL_MODEL, "--steps=60", "--warmup=10"], {
+    "formats": Series("train_lm.py", _MPI.format(4),
+                      [*_SMALL_MODEL, "--steps=200", "--warmup=20"], _FORMATS),
+    "pitfalls": Series("train_lm.py", _MPI.format(2), [*_SMALL_MODEL, "--steps=60", "--warmup=10"], {
         "f32": ("f32", []), **_gradients("train_lm.py"), **_STREAM,
         "softmax gate": ("softmax gate", ["--gate=softmax"]),
         "softmax gate, bf16": ("softmax gate", ["--gate=softmax", "--gate-dtype=bf16"])}),
@@ -136,10 +145,9 @@ def ends(results: Path, series: Series, seeds: List[int], steps: int) -> Dict[st
 
 
 def table(series: Series, losses: Dict[str, Dict[int, float]]) -> str:
-    """Markdown. Differences of the language model are of perplexity, in percent."""
-    in_percent = series.script == "train_lm.py"
-    value, unit = (math.exp, " %") if in_percent else (float, "")
-    lines = [f"| variant | seeds | {'perplexity per byte' if in_percent else 'loss'} | difference | "
+    """Markdown."""
+    value, unit, scale = (math.exp, " %", 100) if series.in_percent else (float, "", 1)
+    lines = [f"| variant | seeds | {'perplexity per byte' if series.in_percent else 'loss'} | difference | "
              "95 % interval | of the spread |", "|---|---|---|---|---|---|"]
     for variant, (base, _) in series.variants.items():
         paired = sorted(set(losses[variant]) & set(losses[base]))
@@ -149,13 +157,37 @@ def table(series: Series, losses: Dict[str, Dict[int, float]]) -> str:
         spread = bases.std(ddof=1) if len(paired) > 1 else math.nan
         first = f"| {variant} | {len(paired)} | {value(own.mean()):.4g} |"
         if variant == base:
-            lines.append(f"{first} | spread {100 * spread if in_percent else spread:.3g}{unit} | |")
+            lines.append(f"{first} | spread {scale * spread:.3g}{unit} | |")
             continue
-        differences = 100 * np.expm1(own - bases) if in_percent else own - bases
-        mean, low, high = interval(differences)
+        mean, low, high = interval(series.differences(own, bases))
         lines.append(f"{first} {mean:+.2g}{unit} | {low:+.2g}{unit} to {high:+.2g}{unit} | "
                      f"{(own - bases).mean() / spread:+.1f} |")
     return "\n".join(lines)
+
+
+def draw(series: Series, losses: Dict[str, Dict[int, float]], path: Path) -> None:
+    """Every variant's differences by seed, their mean and its interval."""
+    import matplotlib
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+    matplotlib.rcParams.update({"svg.hashsalt": "ferry", "font.size": 9, "axes.grid": True,
+                                "grid.alpha": 0.3, "axes.spines.top": False,
+                                "axes.spines.right": False})
+    variants = [name for name, (base, _) in series.variants.items() if name != base and losses[name]]
+    figure, axis = plt.subplots(figsize=(5.4, 0.5 + 0.45 * len(variants)))
+    for place, variant in enumerate(variants):
+        bases = losses[series.variants[variant][0]]
+        paired = [(loss, bases[seed]) for seed, loss in losses[variant].items() if seed in bases]
+        differences = series.differences(*np.array(paired).T)
+        mean, low, high = interval(differences)
+        axis.plot(differences, np.full(len(differences), place), "o", color="0.6", markersize=4)
+        axis.errorbar(mean, place, xerr=[[mean - low], [high - mean]], fmt="D", color="C0", capsize=3)
+    axis.set_yticks(range(len(variants)), variants)
+    axis.invert_yaxis()
+    axis.axvline(0, color="black", linewidth=0.8)
+    what = "perplexity, percent" if series.in_percent else "loss"
+    axis.set_xlabel(f"{what} above its base: seeds, and mean with 95 % interval")
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
 def main() -> None:
@@ -166,6 +198,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", metavar="VARIANT", help="default: all of the series")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--table", action="store_true", help="only the table of the runs that are there")
+    parser.add_argument("--figure", type=Path, help="an SVG file of the differences")
     own, rest = parser.parse_known_args()
     series, results = SERIES[own.series], own.results / own.series
     if own.variants:
@@ -175,7 +208,10 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not own.table:
         train(results, series, own.seeds, options, steps)
-    print(table(series, ends(results, series, own.seeds, steps)))
+    losses = ends(results, series, own.seeds, steps)
+    print(table(series, losses))
+    if own.figure:
+        draw(series, losses, own.figure)
 
 
 if __name__ == "__main__":
