@@ -59,7 +59,10 @@ def _gradients(script: str) -> Variants:
 
 
 _STREAM: Variants = {
+    "fp8 stream": ("f32", ["--stream-format=fp8_e4m3fn"]),
     "int8 stream": ("f32", ["--stream-format=int8"]),
+}
+_OUTLIERS: Variants = {
     "outlier, f32": ("outlier, f32", [_OUTLIER]),
     "outlier, bf16 stream": ("outlier, f32", [_OUTLIER, "--stream-format=bf16"]),
     "outlier, fp8 stream": ("outlier, f32", [_OUTLIER, "--stream-format=fp8_e4m3fn"]),
@@ -93,7 +96,8 @@ SERIES = {
         "softmax gate, bf16": ("softmax gate", ["--gate=softmax", "--gate-dtype=bf16"])}),
     "digits": Series("train_digits.py", "", ["--ranks=2", "--nodes=2", "--steps=100"], {
         **_FORMATS, "gate, bf16": ("f32", ["--gate-dtype=bf16"]),
-        "gate, f16": ("f32", ["--gate-dtype=f16"]), **_gradients("train_digits.py"), **_STREAM}),
+        "gate, f16": ("f32", ["--gate-dtype=f16"]), **_gradients("train_digits.py"), **_STREAM,
+        **_OUTLIERS}),
 }
 
 

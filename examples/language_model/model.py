@@ -17,7 +17,7 @@ from torch.nn import functional
 import ferry
 from ferry.torch import MoELayer, SharedExperts, SigmoidGate
 
-from precision import DTYPES, add_outlier, rounded, softmax_gate
+from precision import DTYPES, rounded, softmax_gate
 
 VOCABULARY = 256  # bytes
 
@@ -33,7 +33,6 @@ class ModelConfig:
     gate_dtype   the same; below f32 it is there to show what it spoils
     stream_format   of the residual stream between layers, which layer norms read: a dtype, or
                  "fp8_e4m3fn" or "int8" with a scale per token and 128 values; the same
-    outlier      0, or that of a channel of the stream: see precision.add_outlier
     """
 
     hidden: int = 128
@@ -49,7 +48,6 @@ class ModelConfig:
     gate_dtype: str = "f32"
     row_dtype: str = "f32"
     stream_format: str = "f32"
-    outlier: float = 0.0
     overlap: int = 1
     seed: int = 1
     exchange: dict = field(default_factory=dict)
@@ -175,8 +173,6 @@ class LanguageModel(nn.Module):
                 block.attention.qkv.weight.normal_(0, config.hidden ** -0.5, generator=random)
                 block.attention.out.weight.normal_(0, depth * config.hidden ** -0.5,
                                                    generator=random)
-        if config.outlier:
-            add_outlier(self, self.embedding.weight[:, 0], config.outlier)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Shapes: tokens int64 [B, T] -> logits float32 [B, T, 256]"""
