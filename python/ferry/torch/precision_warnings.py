@@ -15,6 +15,7 @@ from ferry._errors import PrecisionWarning
 from ferry.torch.gates import GateOutput
 
 _QUANTISED = ("fp8_e4m3fn", "int8")
+_F16 = {"f16", "sparse_f16"}
 _HALVES = (torch.bfloat16, torch.float16)
 #: Values of a gate that are looked at, and how many of them must differ for a verdict: 16 FP32 numbers
 #: are all numbers of f16 by chance once in 2^208 times.
@@ -41,13 +42,19 @@ class PrecisionWarnings:
 
     def __init__(self, options: Any, dtype: torch.dtype) -> None:
         gradients = (options["wire_combine_backward"], options["wire_dispatch_backward"])
-        self._f16_gradients = dtype == torch.float16 or "f16" in gradients
+        self._f16_gradients = dtype == torch.float16 or bool(_F16 & set(gradients))
         self._told, self._num_calls = set(), 0
-        if options["wire_combine"] in _QUANTISED:
-            self._tell("combine", f"MoELayer: wire_combine = {options['wire_combine']!r}: the sums that "
-                       "come home from other nodes are rounded to 8 bits; where they feed a layer norm "
-                       "or the residual stream, one channel with large values takes them from the "
-                       "others; fix: wire_combine='bf16'; wire_dispatch may stay as it is")
+        combine = options["wire_combine"]
+        if combine in _QUANTISED:
+            self._tell("combine", f"MoELayer: wire_combine = {combine!r}: the sums that come home from "
+                       "other nodes are rounded to 8 bits; where they feed a layer norm or the residual "
+                       "stream, one channel with large values takes them from the others; fix: "
+                       "wire_combine='bf16'; wire_dispatch may stay as it is")
+        elif combine.startswith("sparse") and options["wire_sparse_ratio"] < 1:
+            self._tell("combine", f"MoELayer: wire_combine = {combine!r} with wire_sparse_ratio = "
+                       f"{options['wire_sparse_ratio']:g}: the sums that come home from other nodes lose "
+                       "their smaller values, which a layer norm or the residual stream needs; fix: "
+                       "wire_combine='bf16'; wire_dispatch may stay as it is")
 
     def __deepcopy__(self, memo: dict) -> "PrecisionWarnings":
         """A copy of the layer has been told of, too."""
@@ -58,6 +65,7 @@ class PrecisionWarnings:
         self._num_calls += 1
         return self._num_calls & (self._num_calls - 1) == 0
 
+    @torch.no_grad()  # a checkpoint counts what is saved for backward
     def look_at_gate(self, gate: str, output: GateOutput) -> None:
         weights = output.topk_weights[output.topk_idx >= 0]
         half = _half_of(weights) or (None if output.scores is None else _half_of(output.scores))

@@ -62,7 +62,9 @@ def told(num_tokens=64, calls=1, grad_scale=1.0, dtype=torch.float32, x_dtype=No
     {}, {"gate": "sigmoid"}, {"dtype": torch.bfloat16}, {"wire_dispatch": "int8"},
     {"dtype": torch.bfloat16, "params_dtype": torch.float32},
     {"wire_dispatch": "fp8_e4m3fn", "wire_combine": "bf16"},
-    {"dtype": torch.float16}, {"wire_combine": "f16", "wire_dispatch": "f16"}])
+    {"dtype": torch.float16}, {"wire_combine": "f16", "wire_dispatch": "f16"},
+    {"wire_combine": "sparse_bf16"}, {"wire_dispatch": "sparse_bf16", "wire_sparse_ratio": 0.3},
+    {"wire": "auto", "max_relative_error": 0.01}])
 def test_sound_settings_are_not_warned_of(options):
     assert told(calls=3, **options) == []
 
@@ -93,8 +95,14 @@ def test_a_quantised_combine(wire):
     assert f"wire_combine = {wire!r}" in text
 
 
+def test_a_combine_that_is_thinned():
+    (text,) = told(wire_combine="sparse_bf16", wire_sparse_ratio=0.3)
+    assert "wire_combine = 'sparse_bf16' with wire_sparse_ratio = 0.3" in text
+
+
 F16_GRADIENTS = [dict(dtype=torch.float16), dict(dtype=torch.float16, x_dtype=torch.float32),
-                 dict(wire_combine_backward="f16"), dict(wire_dispatch_backward="f16")]
+                 dict(wire_combine_backward="f16"), dict(wire_dispatch_backward="f16"),
+                 dict(wire_dispatch_backward="sparse_f16")]
 
 
 @pytest.mark.parametrize("options", F16_GRADIENTS)
