@@ -185,12 +185,14 @@ def draw(series: Series, losses: Dict[str, Dict[int, float]], path: Path) -> Non
         differences = series.differences(*np.array(paired).T)
         mean, low, high = interval(differences)
         axis.plot(differences, np.full(len(differences), place), "o", color="0.6", markersize=4)
-        axis.errorbar(mean, place, xerr=[[mean - low], [high - mean]], fmt="D", color="C0", capsize=3)
+        if len(differences) > 1:
+            axis.errorbar(mean, place, xerr=[[mean - low], [high - mean]], fmt="D", color="C0",
+                          capsize=3)
     axis.set_yticks(range(len(variants)), variants)
     axis.invert_yaxis()
     axis.axvline(0, color="black", linewidth=0.8)
     what = "perplexity, percent" if series.in_percent else "loss"
-    axis.set_xlabel(f"{what} above its base: seeds, and mean with 95 % interval")
+    axis.set_xlabel(f"{what} above the base: seeds, mean, 95 % interval")
     figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
