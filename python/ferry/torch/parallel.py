@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ferry.torch.communicators import Communicator, as_communicator
+from ferry.torch.compression import GradientCompressor
 from ferry.torch.dispatcher import Dispatcher
 
 #: Bytes of one all_reduce: few calls, and little memory beside the gradients.
@@ -108,20 +109,26 @@ def _buckets(parameters: List[nn.Parameter]) -> Iterator[List[nn.Parameter]]:
         yield bucket
 
 
-def _sum_gradients(parameters: List[nn.Parameter], group: Communicator, scale: float) -> None:
+def _sum_gradients(parameters: List[nn.Parameter], group: Communicator, scale: float,
+                   compressor: Optional[GradientCompressor]) -> None:
     if group.size == 1:  # nothing to add: scaled where they are
         for parameter in parameters:
             if parameter.requires_grad:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.detach().mul_(scale)
+                if compressor is not None:
+                    compressor.settle(parameter)
         return
     for bucket in _buckets([p for p in parameters if p.requires_grad]):
         dtype = _working_dtype(bucket[0])
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).detach()
                           .to(dtype).reshape(-1) for p in bucket])
-        group.sum_(flat)
-        flat.mul_(scale)
+        if compressor is not None and dtype == torch.float32:
+            flat = compressor.sum(flat.mul_(scale), bucket, group)
+        else:
+            group.sum_(flat)
+            flat.mul_(scale)
         for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket])):
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
@@ -129,7 +136,7 @@ def _sum_gradients(parameters: List[nn.Parameter], group: Communicator, scale: f
 
 
 def reduce_gradients(model: nn.Module, world: object, expert_data_parallel: object = None, *,
-                     dense: bool = True) -> None:
+                     dense: bool = True, compressor: Optional[GradientCompressor] = None) -> None:
     """Turns each rank's gradients into those of the mean of all ranks' losses.
 
     world                 all ranks that work on the step: a ferry Group, an mpi4py communicator or a
@@ -137,21 +144,27 @@ def reduce_gradients(model: nn.Module, world: object, expert_data_parallel: obje
     expert_data_parallel  the ranks that hold copies of this rank's experts; None = there is one copy
                           (the expert-parallel group is the world)
     dense                 False where DDP has averaged the dense gradients already
+    compressor            gathers int8 and carries over what it rounds away, instead of summing; see
+                          `GradientCompressor`
     Requires: the same call on all ranks; the layer's backward is done
     Ensures:  dense gradients averaged over the world; expert gradients summed over their copies and
               divided by the size of the world (see the top of this file); the same for every split
-              of the world into EP x DP. A parameter without a gradient counts as zeros
+              of the world into EP x DP, but for what a compressor rounds. A parameter without a
+              gradient counts as zeros
     Cost:     all_reduces of 32 MiB, in the order of the modules. A ferry Group gathers: every rank
               gets the gradients of all of its R ranks, R x their bytes; MPI and torch.distributed reduce
     Errors:   TypeError (what is no group), ValueError (copies that do not divide the world, or that,
-              times the expert-parallel group of a layer, are not the world)
+              times the expert-parallel group of a layer, are not the world; a compressor of another
+              model), MismatchError (compressors of the ranks that are not alike)
     """
     everyone, copies = as_communicator(world), as_communicator(expert_data_parallel)
     _check_copies(model, everyone, copies)
     scale = 1.0 / everyone.size
+    if compressor is not None and not compressor.fits(model, everyone):
+        compressor = None  # a step that a loss scaler may leave out
     if dense:
-        _sum_gradients(dense_parameters(model), everyone, scale)
-    _sum_gradients(expert_parameters(model), copies, scale)
+        _sum_gradients(dense_parameters(model), everyone, scale, compressor)
+    _sum_gradients(expert_parameters(model), copies, scale, compressor)
 
 
 def _check_copies(model: nn.Module, everyone: Communicator, copies: Communicator) -> None:

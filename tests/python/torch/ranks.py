@@ -1,24 +1,25 @@
-"""Ranks as threads, for tests of what needs only a group with all_reduce."""
+"""Ranks as threads, for tests of what needs only a group with all_reduce and all_gather."""
 
 import threading
 
 
 class ThreadGroup:
-    """rank, size, and all_reduce of NumPy arrays over threads: added in rank order."""
+    """rank, size, all_reduce of NumPy arrays over threads, added in rank order, and all_gather."""
 
     def __init__(self, shared, rank):
         self.rank, self.size, self._shared = rank, shared["size"], shared
 
-    def all_reduce(self, array):
+    def all_gather(self, array):
         shared = self._shared
         shared["parts"][self.rank] = array.copy()
         shared["barrier"].wait()
-        total = shared["parts"][0].copy()
-        for part in shared["parts"][1:]:
-            total = total + part
+        parts = list(shared["parts"])
         shared["barrier"].wait()
-        shared["calls"][self.rank] += 1
-        return total
+        return parts
+
+    def all_reduce(self, array):
+        first, *others = self.all_gather(array)
+        return sum(others, first)
 
 
 class Ranks:
@@ -31,7 +32,7 @@ class Ranks:
         """One group per list; returns rank -> its group."""
         result = {}
         for ranks in rank_lists:
-            shared = {"size": len(ranks), "parts": [None] * len(ranks), "calls": [0] * len(ranks),
+            shared = {"size": len(ranks), "parts": [None] * len(ranks),
                       "barrier": threading.Barrier(len(ranks), timeout=20)}
             for place, rank in enumerate(ranks):
                 result[rank] = ThreadGroup(shared, place)
