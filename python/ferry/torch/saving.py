@@ -12,10 +12,11 @@ others: every rank raises the same error, none waits for one that gave up.
 """
 
 import contextlib
+import itertools
 import json
 import operator
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import numpy
 import torch
@@ -24,6 +25,8 @@ from torch import nn
 from ferry._errors import MismatchError
 from ferry._group import Group
 from ferry.torch import saving_files as files
+from ferry.torch.compression import GradientCompressor
+from ferry.torch.saving_residuals import LoadingResiduals, add_residuals
 from ferry.torch.saving_state import Loading, Snapshot, collect, described, unwrapped
 
 _SAVE, _LOAD = "save_checkpoint", "load_checkpoint"
@@ -71,6 +74,14 @@ def _check_group(call: str, group: Any) -> None:
     if not isinstance(group, Group):
         raise TypeError(f"{call}: group is a {type(group).__name__}; allowed: a ferry Group, of all "
                         "ranks that train; fix: give the world of ferry.run or ferry.init")
+
+
+def _check_compressors(call: str, described_by: List[Dict[str, Any]]) -> None:
+    for rank, one in enumerate(described_by):
+        if one["compressor"] != described_by[0]["compressor"]:
+            raise MismatchError(f"{call}: rank {rank} gives {'a' if one['compressor'] else 'no'} "
+                                "compressor, rank 0 does otherwise; fix: give one on every rank, or "
+                                "on none")
 
 
 def _checked_extra(extra: Optional[Dict[str, Any]]) -> Dict[str, Any]:
@@ -149,7 +160,8 @@ def _merged_experts(described_by: List[Dict[str, Any]], names: Dict[str, int]) -
 
 def save_checkpoint(directory: Union[str, Path], model: nn.Module,
                     optimizer: Optional[torch.optim.Optimizer] = None, *, group: Group, step: int,
-                    extra: Optional[Dict[str, Any]] = None, keep: Optional[int] = 2) -> Path:
+                    extra: Optional[Dict[str, Any]] = None, keep: Optional[int] = 2,
+                    compressor: Optional[GradientCompressor] = None) -> Path:
     """Writes directory/step-<step>: parameters, persistent buffers, the optimiser's state and options.
 
     directory  on a disk that all ranks share; rank 0's counts, as do its extra and keep
@@ -157,6 +169,7 @@ def save_checkpoint(directory: Union[str, Path], model: nn.Module,
     step       of training; saved again, it takes the place of the older one
     extra      what else to come back with: JSON, the same kinds of values
     keep       how many older steps stay; None = all. Higher steps stay, too
+    compressor of this rank's gradients: what it has not sent yet is saved, each rank's own
     Requires:  the same call on all ranks, one job at a time in a directory; copies of a tensor are
                equal. After `update_selection_bias`, if that is used: loads since then are not kept,
                nor are random number generators and buffers that are not persistent
@@ -175,13 +188,17 @@ def save_checkpoint(directory: Union[str, Path], model: nn.Module,
             raise ValueError(f"step = {step}, keep = {keep}; allowed: at least 0")
         _checked_extra(extra)
         snapshot.append(collect(unwrapped(model), optimizer))
-        return _description(snapshot[0], operator.index(step))
+        if compressor is not None:
+            add_residuals(snapshot[0], unwrapped(model), compressor, group.rank)
+        return {**_description(snapshot[0], operator.index(step)),
+                "compressor": compressor is not None}
 
     ranks = _together(group, _SAVE, describe)
     for rank, one in enumerate(ranks):
         if one["step"] != ranks[0]["step"]:
             raise MismatchError(f"{_SAVE}: rank {rank} saves step {one['step']}, rank 0 step "
                                 f"{ranks[0]['step']}; fix: call it at the same step on every rank")
+    _check_compressors(_SAVE, ranks)
     owners = _owners(ranks)
     index = {"step": ranks[0]["step"], "extra": extra or {}, "optimizer": _merged_optimizer(ranks),
              "experts": _merged_experts(ranks, owners), "values": {}}
@@ -246,12 +263,13 @@ def checkpoint_extra(directory: Union[str, Path], step: Optional[int] = None) ->
     return {**index["extra"], "step": index["step"]}
 
 
-def _check_all_used(index: Dict[str, Any], loading: Loading, group: Group, with_state: bool) -> None:
-    """Every tensor of the checkpoint is some rank's."""
+def _check_all_used(index: Dict[str, Any], used: Set[str], group: Group,
+                    prefixes: Tuple[str, ...]) -> None:
+    """Every tensor of the checkpoint that is asked for is some rank's."""
     names = sorted(name for name in (*index["tensors"], *index["values"])
-                   if with_state or name.startswith("model/"))
-    used = numpy.fromiter((name in loading.used for name in names), numpy.uint8, len(names))
-    left = [name for name, taken in zip(names, group.all_reduce(used, "max")) if not taken]
+                   if name.startswith(prefixes))
+    mine = numpy.fromiter((name in used for name in names), numpy.uint8, len(names))
+    left = [name for name, taken in zip(names, group.all_reduce(mine, "max")) if not taken]
     if left:
         raise ValueError(f"{_LOAD}: the checkpoint has {described(left[0])}, and {len(left) - 1} "
                          "more, that no rank of the group has; allowed: the model that was saved, "
@@ -260,16 +278,20 @@ def _check_all_used(index: Dict[str, Any], loading: Loading, group: Group, with_
 
 def load_checkpoint(directory: Union[str, Path], model: nn.Module,
                     optimizer: Optional[torch.optim.Optimizer] = None, *, group: Group,
-                    step: Optional[int] = None) -> Dict[str, Any]:
+                    step: Optional[int] = None,
+                    compressor: Optional[GradientCompressor] = None) -> Dict[str, Any]:
     """Loads what `save_checkpoint` wrote, into any split of the world and any placement.
 
     directory  as given to save_checkpoint; rank 0 chooses the checkpoint
     optimizer  of the type that was saved, with the same groups; None = the model alone
     group      ranks that together have the whole model
     step       which checkpoint; None = the one of the highest step
+    compressor for what was not sent yet; it begins with nothing where none was saved. None = that is
+               left out
     Requires:  the same call on all ranks
-    Ensures:   parameters, buffers and the optimiser's state have the bits that were saved; where it
-               fails, nothing has changed
+    Ensures:   parameters, buffers and the optimiser's state have the bits that were saved. Each rank
+               gets back what it had not sent of a parameter that it still has; the lowest rank that has
+               it, what was other ranks'. Where it fails, nothing has changed
     Returns:   `extra`, with "step"
     Cost:      each rank reads what it holds, and holds it twice until all have read
     Errors, the same on every rank: FileNotFoundError (no checkpoint), ValueError that names the
@@ -281,16 +303,25 @@ def load_checkpoint(directory: Union[str, Path], model: nn.Module,
                       if group.rank == 0 else None)[0]
     parts: List[Any] = []
 
-    def prepare() -> None:
+    def prepare() -> Dict[str, Any]:
         index = files.read_index(Path(found))
         try:
-            parts.extend((index, Loading(index, unwrapped(model), optimizer)))
+            parts.extend((index, Loading(index, unwrapped(model), optimizer),
+                          LoadingResiduals(index, unwrapped(model), compressor)))
         except ValueError as error:
             raise ValueError(f"{found}: {error}") from error
+        return {"compressor": compressor is not None, "residuals": parts[2].names()}
 
-    _together(group, _LOAD, prepare)
-    index, loading = parts
-    _check_all_used(index, loading, group, optimizer is not None)
-    _in_turns(group, _LOAD, files.read_tensors(Path(found), index, loading.targets))
+    ranks = _together(group, _LOAD, prepare)
+    _check_compressors(_LOAD, ranks)
+    index, loading, residuals = parts
+    residuals.share_out([one["residuals"] for one in ranks], group.rank)
+    wanted = {"model/": True, "optimizer/": optimizer is not None,
+              "residual/": compressor is not None}
+    _check_all_used(index, loading.used | residuals.used, group,
+                    tuple(prefix for prefix, asked in wanted.items() if asked))
+    _in_turns(group, _LOAD, itertools.chain(
+        files.read_tensors(Path(found), index, loading.targets), residuals.read(Path(found))))
     loading.apply()
+    residuals.apply()
     return {**index["extra"], "step": index["step"]}

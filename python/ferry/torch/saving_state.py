@@ -6,6 +6,8 @@ id; an optimiser's state stands beside the parameter that it is of:
     model/layers.0.moe.gate.weight      optimizer/exp_avg/layers.0.moe.gate.weight
     model/layers.0.moe.experts/17/w1    optimizer/exp_avg/layers.0.moe.experts/17/w1
 
+(What ranks have not sent yet of their gradients is each rank's own: saving_residuals.py.)
+
 Invariant. A name means the same tensor in every split of the world and for every placement; only
 `Snapshot` and `Loading` here know which slice of which parameter it is on this rank. Numbers of a
 state, such as `step`, are kept once for each expert, too: experts that come together on a rank must
@@ -24,7 +26,7 @@ from ferry.torch.layer import MoELayer
 from ferry.torch.parallel import expert_parameters
 from ferry.torch.saving_files import DTYPES, NAMES
 
-_EXPERT = re.compile(r"(?:model|optimizer/[^/]+)/(.*)/(\d+)/[^/]+")
+_EXPERT = re.compile(r"(?:model|optimizer/[^/]+|residual/\d+)/(.*)/(\d+)/[^/]+")
 
 
 def described(name: str) -> str:

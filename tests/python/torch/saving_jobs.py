@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import ferry
-from ferry.torch import (MoELayer, load_checkpoint, reduce_gradients, save_checkpoint, split_world,
-                         update_selection_bias)
+from ferry.torch import (GradientCompressor, MoELayer, load_checkpoint, reduce_gradients,
+                         save_checkpoint, split_world, update_selection_bias)
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 HIDDEN, EXPERTS, TOKENS = 8, 8, 24
@@ -47,7 +47,7 @@ class Block(nn.Module):
 class Job:
     """One rank of a training run in a layout."""
 
-    def __init__(self, world, layout, seed=1, dtype=None, optimizer=None):
+    def __init__(self, world, layout, seed=1, dtype=None, optimizer=None, compress=False):
         _, ep, self.rank_of = LAYOUTS[layout]
         self.world, self.split = world, split_world(world, ep)
         placement = ferry.Placement.from_map(self.rank_of)
@@ -59,6 +59,7 @@ class Job:
             for block in self.model:
                 for parameter in block.dense.parameters():
                     parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        self.compressor = GradientCompressor(self.model, block=32) if compress else None
         make = optimizer or (lambda groups: torch.optim.AdamW(groups, lr=0.01, amsgrad=True))
         dense = [p for name, p in self.model.named_parameters() if ".experts." not in name]
         experts = [p for name, p in self.model.named_parameters() if ".experts." in name]
@@ -70,7 +71,8 @@ class Job:
                       for place in (self.world.rank, self.world.rank + 1))
         self.optimizer.zero_grad()
         self.model(x[begin:end]).square().mean().backward()
-        reduce_gradients(self.model, self.world, self.split.expert_data_parallel)
+        reduce_gradients(self.model, self.world, self.split.expert_data_parallel,
+                         compressor=self.compressor)
         self.optimizer.step()
         update_selection_bias(self.model, 0.01, self.world)
 
