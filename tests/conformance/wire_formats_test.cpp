@@ -144,7 +144,9 @@ TEST_P(WireFormats, F16SaturatesForwardAndOverflowsBackward) {
   for (int rank = 0; rank < num_ranks(); ++rank) {
     EXPECT_EQ(overflow_of(reference, rank, true).lost, 0) << "rank " << rank;
     const Overflow remote = overflow_of(reference, rank, false);
-    if (remote.elements > 0) EXPECT_GT(remote.lost, 0) << "rank " << rank;
+    if (remote.elements > 0) {
+      EXPECT_GT(remote.lost, 0) << "rank " << rank;
+    }
   }
 }
 

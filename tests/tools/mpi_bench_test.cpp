@@ -242,7 +242,7 @@ TEST_P(MpiBench, OffRunsEveryProcessOnItsOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Launchers, MpiBench, testing::ValuesIn(kMpis),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST(NoLauncher, TheBaselineNeedsOne) {
   const Outcome outcome = tools::ferry(kSmall + "--nodes 1 --baseline alltoallv");

@@ -18,19 +18,19 @@ struct Interval {
 };
 
 struct RepeatTimes {
-  Interval memcpy;
-  Interval plan;
-  Interval dispatch;
-  Interval combine;
-  Interval plan_and_dispatch;
-  Interval rail_message;  ///< of --baseline rail_message
+  Interval memcpy{};
+  Interval plan{};
+  Interval dispatch{};
+  Interval combine{};
+  Interval plan_and_dispatch{};
+  Interval rail_message{};  ///< of --baseline rail_message
   // Of --backward
-  Interval combine_backward;  ///< without gradients of weights
-  Interval dispatch_backward;
-  Interval combine_backward_weights;   ///< with them, where the weights are at combine
-  Interval dispatch_backward_weights;  ///< where they are at the expert
-  Interval step;                       ///< plan and all four operations, one after the other
-  Interval step_no_reuse;              ///< the same with a plan before each of the four
+  Interval combine_backward{};  ///< without gradients of weights
+  Interval dispatch_backward{};
+  Interval combine_backward_weights{};   ///< with them, where the weights are at combine
+  Interval dispatch_backward_weights{};  ///< where they are at the expert
+  Interval step{};                       ///< plan and all four operations, one after the other
+  Interval step_no_reuse{};              ///< the same with a plan before each of the four
 };
 
 /// Bytes that the transport counted in one repeat.
@@ -99,7 +99,7 @@ struct RankRecords {
 
 /// What the transport is and which sizes the library filled in, the same for all ranks.
 struct RunSettings {
-  std::string transport;
+  std::string transport{};
   bool paced = false;
   std::int64_t fragment_bytes = 0;
   std::int64_t range_tokens = 0;

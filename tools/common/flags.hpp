@@ -42,10 +42,10 @@ DType parse_dtype(std::string_view flag, std::string_view name);
 
 /// Formats in which rows cross; unset as in ExchangeOptions.
 struct WireFormats {
-  std::optional<WireFormat> dispatch;
-  std::optional<WireFormat> combine;
-  std::optional<WireFormat> combine_backward;
-  std::optional<WireFormat> dispatch_backward;
+  std::optional<WireFormat> dispatch{};
+  std::optional<WireFormat> combine{};
+  std::optional<WireFormat> combine_backward{};
+  std::optional<WireFormat> dispatch_backward{};
   int block_columns = kDefaultBlockColumns;
   bool automatic = false;  ///< what is unset follows from max_relative_error, else from the dtype
   float max_relative_error = 0;
