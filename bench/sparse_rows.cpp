@@ -66,7 +66,7 @@ Cost measure(Positions positions, const std::vector<std::byte>& rows) {
   std::vector<std::byte> back(rows.size());
   std::vector<std::byte> copy(rows.size());
   const kernels::CompressJob compress{kShape, positions, num_rows, rows.data(), out};
-  const std::uint64_t bytes = kernels::compress_rows(compress).bytes;
+  const std::uint64_t bytes = kernels::compress_rows(compress);
   const kernels::ExpandJob expand{kShape, positions, num_rows, std::span(out).first(bytes),
                                   back.data()};
   if (!kernels::expand_rows(expand) || back != rows) throw std::runtime_error("rows are wrong");
@@ -91,6 +91,22 @@ void print_row(std::string_view name, double density, const std::vector<std::byt
   fmt::print("\n");
 }
 
+/// Time of choosing what is kept, and counting it, over memcpy of the rows.
+double measure_thinning(float ratio) {
+  const std::vector<std::byte> rows = make_rows(64, 1, 1);
+  std::vector<std::byte> thinned(rows.size());
+  std::vector<double> copying;
+  std::vector<double> thinning;
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    copying.push_back(timed_s([&] { std::memcpy(thinned.data(), rows.data(), rows.size()); }));
+    thinning.push_back(timed_s([&] {
+      kernels::keep_largest(
+          {.shape = kShape, .ratio = ratio, .num_rows = 64, .rows = thinned.data()});
+    }));
+  }
+  return median_us(thinning) / median_us(copying);
+}
+
 void run(bool batches) {
   fmt::print(
       "| values | share | coo | write | read | bitmask | write | read | runs | write | read |\n"
@@ -105,6 +121,10 @@ void run(bool batches) {
     for (const double density : {0.001, 0.01, 0.03, 0.0625, 0.1, 0.2, 0.3, 0.5}) {
       print_row(name, density, make_rows(64, density, length));
     }
+  }
+  fmt::print("\n| kept | thinning |\n|---|---|\n");
+  for (const float ratio : {0.05F, 0.3F, 0.5F, 1.0F}) {
+    fmt::print("| {} | {:.1f} |\n", ratio, measure_thinning(ratio));
   }
 }
 

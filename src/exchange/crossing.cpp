@@ -73,53 +73,53 @@ Packed RowPacker::pack_within(Transport& transport, const kernels::PackJob& job)
 }
 
 // Dense rows first, where only the values are left that cross; so what arrives does not depend on
-// how it is written. The positions are chosen before, by what rows had in earlier messages; where
-// that was wrong a bitmask has a limit that holds, and at worst the dense rows themselves cross.
+// how it is written. How, follows from what these rows hold: their values and runs are counted
+// anyway when they are thinned out.
 Packed RowPacker::pack_sparse(Transport& transport, kernels::PackJob job) {
   const auto num_rows = static_cast<std::uint32_t>(job.rows.size());
-  std::byte* const payload = job.out;
   const std::uint64_t dense_bytes = num_rows * crossing_.row_bytes();
+  std::byte* const payload = job.out;
   if (dense_.size() < dense_bytes) dense_.resize(dense_bytes);
   job.out = dense_.data();
   transport.pack_rows(job);
-  transport.keep_largest({.shape = crossing_.sparse_shape(),
-                          .ratio = crossing_.sparse_ratio,
-                          .block_columns = crossing_.sparse_block_columns,
-                          .num_rows = num_rows,
-                          .rows = dense_.data()});
-  kernels::CompressJob compress{.shape = crossing_.sparse_shape(),
-                                .positions = choose_positions(),
-                                .num_rows = num_rows,
-                                .rows = dense_.data(),
-                                .out = std::span(payload, dense_bytes)};
-  kernels::CompressedRows made = transport.compress_rows(compress);
-  if (made.bytes == 0 && compress.positions != kernels::Positions::bitmask) {
-    compress.positions = kernels::Positions::bitmask;
-    made = transport.compress_rows(compress);
+  const kernels::SparseCounts counts =
+      transport.keep_largest({.shape = crossing_.sparse_shape(),
+                              .ratio = crossing_.sparse_ratio,
+                              .block_columns = crossing_.sparse_block_columns,
+                              .num_rows = num_rows,
+                              .rows = dense_.data()});
+  for (const auto& [positions, room] : choose_positions(num_rows, counts)) {
+    const std::uint64_t made = transport.compress_rows({.shape = crossing_.sparse_shape(),
+                                                        .positions = positions,
+                                                        .num_rows = num_rows,
+                                                        .rows = dense_.data(),
+                                                        .out = std::span(payload, room)});
+    if (made > 0) return {.bytes = made, .packing = packing_of(positions)};
   }
-  if (made.bytes == 0) {
-    const std::byte* const rows = dense_.data();
-    transport.pack_rows({.source_dtype = dtype_of(crossing_.format.format),
-                         .wire = crossing_.format,
-                         .hidden = static_cast<std::int64_t>(num_rows) * crossing_.hidden,
-                         .rows = std::span(&rows, 1),
-                         .out = payload});
-    return {.bytes = dense_bytes};
-  }
-  const double newest = seen_ ? 0.5 : 1;  // share of this message
-  seen_ = true;
-  values_per_row_ += newest * (static_cast<double>(made.values) / num_rows - values_per_row_);
-  runs_per_row_ += newest * (static_cast<double>(made.runs) / num_rows - runs_per_row_);
-  return {.bytes = made.bytes, .packing = packing_of(compress.positions)};
+  const std::byte* const rows = dense_.data();
+  transport.pack_rows({.source_dtype = dtype_of(crossing_.format.format),
+                       .wire = crossing_.format,
+                       .hidden = static_cast<std::int64_t>(num_rows) * crossing_.hidden,
+                       .rows = std::span(&rows, 1),
+                       .out = payload});
+  return {.bytes = dense_bytes};
 }
 
-kernels::Positions RowPacker::choose_positions() const {
-  if (!seen_) return kernels::Positions::bitmask;
-  const auto bytes = [&](kernels::Positions positions) {
-    return kernels::compressed_row_bytes(positions, crossing_.sparse_shape(), values_per_row_,
-                                         runs_per_row_);
-  };
-  return *std::ranges::min_element(kPositions, {}, bytes);
+// Bytes of runs are an estimate; they get no more room than the next best takes.
+std::vector<RowPacker::Attempt> RowPacker::choose_positions(
+    std::uint32_t num_rows, const kernels::SparseCounts& counts) const {
+  std::vector<Attempt> attempts;
+  const std::uint64_t dense_bytes = num_rows * crossing_.row_bytes();
+  for (const kernels::Positions positions : kPositions) {
+    const std::uint64_t bytes =
+        kernels::compressed_bytes(positions, crossing_.sparse_shape(), num_rows, counts);
+    if (bytes < dense_bytes) attempts.push_back({positions, bytes});
+  }
+  std::ranges::sort(attempts, {}, &Attempt::room);
+  for (std::size_t i = 0; i < attempts.size(); ++i) {
+    attempts[i].room = i + 1 < attempts.size() ? attempts[i + 1].room : dense_bytes;
+  }
+  return attempts;
 }
 
 std::optional<std::string> ArrivedRows::find(Transport& transport, const Crossing& crossing,
@@ -162,13 +162,13 @@ bool ArrivedRows::expand(Transport& transport, const Crossing& crossing,
                                        .payload = rows},
                                       marked_);
   }
-  dense_.resize(header.num_rows * row_bytes_);
-  first_ = dense_.data();
+  dense_ = std::make_unique_for_overwrite<std::byte[]>(header.num_rows * row_bytes_);
+  first_ = dense_.get();
   return transport.expand_rows({.shape = crossing.sparse_shape(),
                                 .positions = *positions,
                                 .num_rows = header.num_rows,
                                 .payload = rows,
-                                .out = dense_.data()});
+                                .out = dense_.get()});
 }
 
 }  // namespace ferry::detail

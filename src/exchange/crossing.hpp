@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -64,20 +65,26 @@ class RowPacker {
  private:
   Packed pack_within(Transport& transport, const kernels::PackJob& job);
   Packed pack_sparse(Transport& transport, kernels::PackJob job);
-  kernels::Positions choose_positions() const;
+  /// A way to write sparse rows, and how many bytes it may take.
+  struct Attempt {
+    kernels::Positions positions = kernels::Positions::bitmask;
+    std::uint64_t room = 0;
+  };
+  /// Those that are smaller than dense rows, the smallest first.
+  std::vector<Attempt> choose_positions(std::uint32_t num_rows,
+                                        const kernels::SparseCounts& counts) const;
 
   Crossing crossing_;
   WireUse use_;
-  // Of sparse rows: what a row had, in the messages before; later ones count more.
-  bool seen_ = false;
-  double values_per_row_ = 0;
-  double runs_per_row_ = 0;
   std::vector<std::byte> dense_;  ///< reused from call to call
 };
 
 /// Where the rows of an arrived fragment stand.
 class ArrivedRows {
  public:
+  ArrivedRows() = default;
+  ArrivedRows(ArrivedRows&&) = default;
+  ArrivedRows& operator=(ArrivedRows&&) = default;
   /// What is wrong with the payload, if anything.
   [[nodiscard]] std::optional<std::string> find(Transport& transport, const Crossing& crossing,
                                                 const wire::FragmentHeader& header,
@@ -97,7 +104,7 @@ class ArrivedRows {
   std::uint64_t row_bytes_ = 0;
   const std::byte* extra_ = nullptr;
   std::vector<kernels::MarkedRow> marked_;
-  std::vector<std::byte> dense_;  ///< sparse rows, expanded
+  std::unique_ptr<std::byte[]> dense_;  ///< sparse rows, expanded
 };
 
 }  // namespace ferry::detail

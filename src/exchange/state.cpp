@@ -56,9 +56,11 @@ Crossings crossings_of(const RowShape& shape, const ExchangeOptions& options) {
     return is_quantised(*format) ? rows(format)
                                  : kernels::RowFormat(dtype_of(dense_format(*format)));
   };
-  // Rows of 16 bits escalate to what they are, and lose nothing.
-  const DType escalated = shape.dtype == DType::f32 ? DType::bf16 : shape.dtype;
-  const auto crossing = [&](const std::optional<WireFormat>& wire, bool of_gradients) {
+  // Rows of 16 bits escalate to what they are, and lose nothing. Sums go home in bf16: one that is
+  // within what int8 holds may be beyond f16.
+  const DType of_rows = shape.dtype == DType::f32 ? DType::bf16 : shape.dtype;
+  const auto crossing = [&](const std::optional<WireFormat>& wire, bool of_gradients,
+                            DType escalated) {
     Crossing made{.hidden = shape.hidden,
                   .format = of_gradients ? gradients(wire) : rows(wire),
                   .sparse = is_sparse(*wire),
@@ -71,10 +73,10 @@ Crossings crossings_of(const RowShape& shape, const ExchangeOptions& options) {
                      : kernels::RowFormat(wire_format_of(escalated), options.wire_block_columns);
     return made;
   };
-  Crossings made{.dispatch = crossing(options.wire_dispatch, false),
-                 .combine = crossing(options.wire_combine, false),
-                 .combine_backward = crossing(options.wire_combine_backward, true),
-                 .dispatch_backward = crossing(options.wire_dispatch_backward, true),
+  Crossings made{.dispatch = crossing(options.wire_dispatch, false, of_rows),
+                 .combine = crossing(options.wire_combine, false, DType::bf16),
+                 .combine_backward = crossing(options.wire_combine_backward, true, of_rows),
+                 .dispatch_backward = crossing(options.wire_dispatch_backward, true, DType::bf16),
                  .values = {.hidden = 1, .format = DType::f32}};
   made.dispatch.extra_bytes = static_cast<std::uint64_t>(options.extra_bytes);
   return made;

@@ -251,12 +251,13 @@ HWY_NOINLINE void encode_columns(const EncodedColumns& from, const BlockRow& row
 struct ReadRow {
   const std::byte* elements = nullptr;
   const std::byte* scales = nullptr;
-  std::size_t block = 0;  ///< columns that share a scale
+  std::size_t block = 0;                   ///< columns that share a scale
+  Overflow overflow = Overflow::infinite;  ///< of what was rounded to cross
 };
 
 inline ReadRow open_row(const RowFormat& format, const std::byte* row, std::int64_t hidden) {
-  return {row + scale_bytes(format.format, hidden, format.block_columns), row,
-          format.block_columns};
+  return {row + scale_bytes(format.format, hidden, format.block_columns), row, format.block_columns,
+          format.crosses ? Overflow::saturates : Overflow::infinite};
 }
 
 /// What codes are multiplied with as load_codes gives them.
@@ -304,7 +305,7 @@ HWY_NOINLINE void read_columns(const ReadRow& row, std::size_t begin, std::size_
                                std::byte* out) {
   const std::byte* const from = row.elements + begin * element_bytes(kFrom);
   if constexpr (!is_quantised(kFrom)) {
-    convert_chunk<dtype_of(kFrom), kTo>(from, count, Overflow::infinite, out);
+    convert_chunk<dtype_of(kFrom), kTo>(from, count, row.overflow, out);
   } else {
     for (std::size_t at = 0; at < count; at += row.block) {
       const std::size_t columns = std::min(row.block, count - at);

@@ -19,7 +19,8 @@ namespace ferry::kernels {
 /// How a row stands in memory: in a dtype, or as it crosses between nodes.
 struct RowFormat {
   WireFormat format = WireFormat::f32;
-  bool crosses = false;  ///< f16 and bf16 saturate; without it, they overflow as FP32 does
+  /// To and from f16 and bf16, finite values saturate; without it, they overflow as FP32 does.
+  bool crosses = false;
   std::uint32_t block_columns = 0;  ///< that share a scale, where there are scales
 
   constexpr RowFormat() = default;

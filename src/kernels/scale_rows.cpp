@@ -17,6 +17,7 @@
 
 #include "kernels/blocks-inl.hpp"
 #include "kernels/copy-inl.hpp"
+#include "kernels/dot_lanes-inl.hpp"
 #include "kernels/lanes-inl.hpp"
 #include "kernels/lookahead.hpp"
 #include "kernels/row_kernels.hpp"
@@ -25,58 +26,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace ferry::kernels::HWY_NAMESPACE {
 
-inline constexpr std::size_t kDotLanes = 16;
 /// Columns of the source row that are FP32 at a time (8 KiB).
 inline constexpr std::size_t kScaleChunk = 2048;
 /// The most columns of a block: two vectors, and all lanes of a dot product.
 inline constexpr std::size_t kMostBlock = 2 * kMostLanes + kDotLanes;
 static_assert(kScaleChunk % (2 * kMostLanes) == 0);
-static_assert(kDotLanes % kMostLanes == 0);
 static_assert(kScaleChunk % kDotLanes == 0);
 static_assert(kScaleChunk % kMostBlockColumns == 0);
 
 HWY_INLINE std::size_t block_columns() { return std::max(2 * hn::Lanes(FloatTag()), kDotLanes); }
-
-/// The lanes of a dot product, loaded from memory and stored back around a run of columns.
-class DotLanes {
- public:
-#if HWY_TARGET == HWY_SCALAR || HWY_HAVE_SCALABLE
-  void load(float* memory) { memory_ = memory; }
-  /// Adds a vector of products of columns that start at `column`.
-  HWY_INLINE void add(std::size_t column, FloatVec products) {
-    const FloatTag df;
-    float* const at = memory_ + column % kDotLanes;
-    hn::StoreU(hn::Add(hn::LoadU(df, at), products), df, at);
-  }
-  void store() const {}
-
- private:
-#else
-  // Spelled out: an implicit one is not compiled for the target, so it could not make vectors.
-  HWY_INLINE DotLanes() {}
-  HWY_INLINE void load(float* memory) {
-    memory_ = memory;
-    for (std::size_t i = 0; i < kVectorsOfLanes; ++i) {
-      sums_[i] = hn::LoadU(FloatTag(), memory + i * kVector);
-    }
-  }
-  HWY_INLINE void add(std::size_t column, FloatVec products) {
-    FloatVec& sum = sums_[column % kDotLanes / kVector];
-    sum = hn::Add(sum, products);
-  }
-  HWY_INLINE void store() const {
-    for (std::size_t i = 0; i < kVectorsOfLanes; ++i) {
-      hn::StoreU(sums_[i], FloatTag(), memory_ + i * kVector);
-    }
-  }
-
- private:
-  static constexpr std::size_t kVector = kMostLanes;
-  static constexpr std::size_t kVectorsOfLanes = kDotLanes / kVector;
-  FloatVec sums_[kVectorsOfLanes];
-#endif
-  float* memory_ = nullptr;
-};
 
 /// Columns that are prefetched at a time: whole lines in every format.
 inline constexpr std::size_t kAheadColumns = detail::kLineBytes;
@@ -182,14 +140,6 @@ HWY_INLINE bool is_finite(const float* columns, std::size_t count) {
     largest = hn::Max(largest, hn::BitCast(di, magnitude));
   }
   return hn::AllTrue(di, hn::Lt(largest, hn::Set(di, 0x7F800000)));
-}
-
-/// The fixed tree over the lanes.
-HWY_INLINE float sum_of_lanes(float* lanes) {
-  for (std::size_t half = kDotLanes / 2; half > 0; half /= 2) {
-    for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
 }
 
 /// One row and its targets, from `first` on among those of the job.

@@ -23,6 +23,9 @@ enum class Positions : std::uint8_t {
 struct SparseShape {
   std::int64_t hidden = 0;
   std::uint32_t element_bytes = 2;  ///< 2 or 4
+
+  std::size_t columns() const { return static_cast<std::size_t>(hidden); }
+  std::size_t row_bytes() const { return columns() * element_bytes; }
 };
 
 /// Keeps, in each block of columns, the largest magnitudes (the first of equal ones), as many as
@@ -35,7 +38,12 @@ struct KeepLargestJob {
   std::uint32_t num_rows = 0;
   std::byte* rows = nullptr;
 };
-void keep_largest(const KeepLargestJob& job);
+/// What is left, of all rows.
+struct SparseCounts {
+  std::uint64_t values = 0;
+  std::uint64_t runs = 0;  ///< of values in neighbouring columns
+};
+SparseCounts keep_largest(const KeepLargestJob& job);
 
 /// Writes the values of rows that are not 0, with their positions.
 struct CompressJob {
@@ -45,17 +53,13 @@ struct CompressJob {
   const std::byte* rows = nullptr;  ///< without -0, as keep_largest leaves them
   std::span<std::byte> out;
 };
-struct CompressedRows {
-  std::uint64_t bytes = 0;  ///< 0: `out` is too small
-  std::uint64_t values = 0;
-  std::uint64_t runs = 0;  ///< of values in neighbouring columns
-};
-CompressedRows compress_rows(const CompressJob& job);
+/// Returns the bytes written, 0 where `out` is too small.
+std::uint64_t compress_rows(const CompressJob& job);
 
-/// Bytes that compress_rows needs for rows of so many values and runs each: exact for coo and
-/// bitmask; for run_length as where runs begin and end by chance.
-double compressed_row_bytes(Positions positions, const SparseShape& shape, double values,
-                            double runs);
+/// Bytes that compress_rows needs for so many rows: exact for coo and bitmask; for run_length as
+/// where runs begin and end by chance.
+std::uint64_t compressed_bytes(Positions positions, const SparseShape& shape,
+                               std::uint32_t num_rows, const SparseCounts& counts);
 
 /// Brings rows back. False where the payload is not, to the byte, what compress_rows writes for so
 /// many rows; `out` may then hold anything.

@@ -229,13 +229,13 @@ bool Transport::find_marked_rows(const kernels::MarkedRowsJob& job,
   return kernels::find_marked_rows(job, rows);
 }
 
-void Transport::keep_largest(const kernels::KeepLargestJob& job) {
+kernels::SparseCounts Transport::keep_largest(const kernels::KeepLargestJob& job) {
   begin_kernel();
   const AtEnd close([this] { end_kernel(); });
-  kernels::keep_largest(job);
+  return kernels::keep_largest(job);
 }
 
-kernels::CompressedRows Transport::compress_rows(const kernels::CompressJob& job) {
+std::uint64_t Transport::compress_rows(const kernels::CompressJob& job) {
   begin_kernel();
   const AtEnd close([this] { end_kernel(); });
   return kernels::compress_rows(job);

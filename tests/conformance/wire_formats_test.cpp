@@ -77,6 +77,17 @@ TEST_P(WireFormats, WhatIsNotFiniteStaysWithItsToken) {
   }
 }
 
+// 65504 becomes 65536 in bf16, which f16 does not have.
+TEST_P(WireFormats, TheLargestF16StaysFinite) {
+  for (const WireFormat wire : {WireFormat::bf16, WireFormat::sparse_bf16}) {
+    Layer large = layer({wire, WireFormat::f32, WireFormat::bf16, WireFormat::f32}, 129);
+    for (int rank = 0; rank < num_ranks(); ++rank) {
+      large.special_rows.push_back({rank, 1, 65504.0F});
+    }
+    run(large);
+  }
+}
+
 TEST_P(WireFormats, ExtraBytesAndAlignmentRideAlong) {
   for (const Wires& wires : {kWires[0], kWires[1]}) {
     const Layer plain = layer(wires, 129);

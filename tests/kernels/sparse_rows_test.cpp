@@ -113,8 +113,7 @@ TEST(SparseRows, ComeBackAndAreTheOraclesBytes) {
             std::memcpy(from, rows.data(), rows.size());
             testing::GuardedMemory payload(expected.size());
             const std::span<std::byte> out(payload.last(expected.size()), expected.size());
-            const CompressedRows made = compress_rows({shape, positions, num_rows, from, out});
-            ASSERT_EQ(made.bytes, expected.size());
+            ASSERT_EQ(compress_rows({shape, positions, num_rows, from, out}), expected.size());
             ASSERT_TRUE(std::equal(out.begin(), out.end(), expected.begin()));
             Bytes back(rows.size(), std::byte{0xA5});
             ASSERT_TRUE(expand_rows({shape, positions, num_rows, out, back.data()}));
@@ -134,7 +133,7 @@ TEST(SparseRows, AreNotWrittenWhereThereIsTooLittleRoom) {
     for (std::size_t room = 0; room < needed; ++room) {
       testing::GuardedMemory memory(needed);
       const std::span<std::byte> out(memory.last(room), room);
-      ASSERT_EQ(compress_rows({shape, positions, 2, rows.data(), out}).bytes, 0U) << room;
+      ASSERT_EQ(compress_rows({shape, positions, 2, rows.data(), out}), 0U) << room;
     }
   }
 }
@@ -144,16 +143,16 @@ TEST(SparseRows, TheirBytesAreForeseen) {
   for (const double density : {0.01, 0.2}) {
     for (const double run : {1.0, 30.0}) {
       const std::uint32_t num_rows = 64;
-      const Bytes rows = make_rows(shape, num_rows, density, run, 17);
+      Bytes rows = make_rows(shape, num_rows, density, run, 17);
       Bytes out(rows.size() * 3);
+      const SparseCounts counts = keep_largest({shape, 1, 128, num_rows, rows.data()});
       for (const Positions positions : kPositions) {
-        const CompressedRows made = compress_rows({shape, positions, num_rows, rows.data(), out});
-        const double foreseen =
-            num_rows * compressed_row_bytes(positions, shape,
-                                            static_cast<double>(made.values) / num_rows,
-                                            static_cast<double>(made.runs) / num_rows);
+        const auto made =
+            static_cast<double>(compress_rows({shape, positions, num_rows, rows.data(), out}));
+        const auto foreseen =
+            static_cast<double>(compressed_bytes(positions, shape, num_rows, counts));
         const double off = positions == Positions::run_length ? 0.05 : 1e-9;
-        EXPECT_NEAR(foreseen / static_cast<double>(made.bytes), 1, off)
+        EXPECT_NEAR(foreseen / made, 1, off)
             << density << " " << run << " " << static_cast<int>(positions);
       }
     }
@@ -225,18 +224,66 @@ TEST(KeepLargest, KeepsTheLargestOfEachBlock) {
   EXPECT_EQ(kept(0.01F, 10), (Elements{0, 0, 0, 0, 0, 0, 0x7FC0, 0, 0, 0}));
 }
 
-TEST(KeepLargest, WorksOnFloatsAndIsDoneOnce) {
-  const SparseShape shape{300, 4};
-  Bytes rows = make_rows(shape, 3, 1, 1, 4);
-  keep_largest({shape, 0.3F, 128, 3, rows.data()});
-  for (std::size_t first = 0; first < 900; first += 300) {
-    std::size_t values = 0;
-    for (std::size_t c = 0; c < 300; ++c) values += element(shape, rows, first + c) != 0 ? 1 : 0;
-    EXPECT_EQ(values, 39U + 39U + 14U);
+/// One element at a time: what is kept, and how many values and runs that makes.
+SparseCounts keep_by_sorting(const SparseShape& shape, float ratio, std::size_t block,
+                             Bytes& rows) {
+  const std::uint32_t sign = shape.element_bytes == 2 ? 0x8000U : 0x80000000U;
+  const auto hidden = static_cast<std::size_t>(shape.hidden);
+  SparseCounts counts;
+  for (std::size_t row = 0; row < rows.size() / shape.element_bytes; row += hidden) {
+    bool inside = false;
+    for (std::size_t begin = 0; begin < hidden; begin += block) {
+      const std::size_t count = std::min(block, hidden - begin);
+      std::vector<std::size_t> order(count);
+      for (std::size_t i = 0; i < count; ++i) order[i] = row + begin + i;
+      std::ranges::stable_sort(order, std::greater<>(),
+                               [&](std::size_t at) { return element(shape, rows, at) & ~sign; });
+      const auto keep = static_cast<std::size_t>(std::ceil(ratio * static_cast<float>(count)));
+      for (std::size_t i = 0; i < count; ++i) {
+        const bool zero = (element(shape, rows, order[i]) & ~sign) == 0;
+        if (i < std::max<std::size_t>(keep, 1) && !zero) continue;
+        std::memset(&rows[order[i] * shape.element_bytes], 0, shape.element_bytes);
+      }
+    }
+    for (std::size_t at = row; at < row + hidden; ++at) {
+      const bool value = element(shape, rows, at) != 0;
+      counts.values += value ? 1 : 0;
+      counts.runs += value && !inside ? 1 : 0;
+      inside = value;
+    }
   }
-  Bytes again = rows;
-  keep_largest({shape, 0.3F, 128, 3, again.data()});
-  EXPECT_EQ(again, rows);
+  return counts;
+}
+
+TEST(KeepLargest, IsWhatSortingGivesOnEveryTarget) {
+  for (const std::string& target : simd_targets()) {
+    const PinnedTarget pinned(target);
+    std::mt19937_64 random(5);
+    for (const std::uint32_t size : {2U, 4U}) {
+      for (const std::int64_t hidden : {1, 5, 63, 64, 127, 300, 2048, 5000}) {
+        for (const float ratio : {0.001F, 0.1F, 0.3F, 0.5F, 0.99F, 1.0F}) {
+          for (const std::uint32_t block : {64U, 128U, 2048U}) {
+            const SparseShape shape{hidden, size};
+            Bytes rows(2 * static_cast<std::size_t>(hidden) * size);
+            // Few different numbers, so that many are equal; and any bits.
+            const bool any = random() % 2 == 0;
+            for (std::size_t at = 0; at < rows.size(); at += size) {
+              const std::uint64_t bits = any ? random() : (random() % 3) << (size * 8 - 3);
+              std::memcpy(&rows[at], &bits, size);
+            }
+            SCOPED_TRACE(fmt::format("{}, hidden {}, {} bytes, ratio {}, block {}, any {}", target,
+                                     hidden, size, ratio, block, any));
+            Bytes expected = rows;
+            const SparseCounts left = keep_by_sorting(shape, ratio, block, expected);
+            const SparseCounts made = keep_largest({shape, ratio, block, 2, rows.data()});
+            ASSERT_EQ(rows, expected);
+            ASSERT_EQ(made.values, left.values);
+            ASSERT_EQ(made.runs, left.runs);
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -100,6 +100,24 @@ def test_rows_beyond_the_error_limit():
     ferry.run(layer, nodes=2, ranks_per_node=1)
 
 
+def test_sums_beyond_f16_escalate():
+    """A sum that int8 holds, and f16 does not, goes home unharmed where it misses the limit."""
+    def layer(group):
+        exchange = ferry.Exchange(group, ferry.Placement.contiguous(4, 2), 256, "f16",
+                                  strategy="node_dedup", wire_combine="int8",
+                                  max_relative_error=0.0079)
+        far, own = 2 * (1 - group.rank), 2 * group.rank
+        plan = exchange.plan(np.array([[far, far + 1, own]]), np.array([[1, 1, -1]], np.float32))
+        rows = exchange.dispatch(plan, np.zeros((1, 256), np.float16)).numpy()
+        y = np.full(rows.shape, 230, np.float16)
+        y[:, 1] = 60000
+        out = np.asarray(exchange.combine(plan, y))
+        assert exchange.wire_statistics["combine"]["escalated_rows"] == 1
+        assert abs(out[0, 1] - 60000) <= 120000 / 256 and (abs(out[0, 2:] - 230) <= 2).all()
+
+    ferry.run(layer, nodes=2, ranks_per_node=1)
+
+
 def test_automatic_wires():
     """Formats that are named stand; the others follow from the error."""
     def layer(group):

@@ -82,7 +82,14 @@ void Reference::arrived(int rank, const RowOrigin& origin, std::span<float> valu
   std::fill(values.begin(), values.end(), 0.0F);
   if (origin.is_alignment()) return;
   model_.token(origin.source, origin.token, values);
-  if (crosses(origin.source, rank)) cross_nodes(group_.wire_dispatch, values);
+  if (!crosses(origin.source, rank)) return;
+  const bool f16 = group_.dtype == DType::f16;
+  cross_nodes(group_.wire_dispatch, f16 ? WireFormat::f16 : WireFormat::bf16, values);
+  if (!f16 || group_.gradients) return;
+  // What was the largest f16 may have been rounded up, to a number that f16 does not have.
+  for (float& value : values) {
+    if (std::isfinite(value)) value = std::clamp(value, -65504.0F, 65504.0F);
+  }
 }
 
 void Reference::row(int rank, const RowOrigin& origin, std::span<float> values) const {
@@ -90,12 +97,13 @@ void Reference::row(int rank, const RowOrigin& origin, std::span<float> values) 
   round_values(group_.dtype, values);
 }
 
-void Reference::cross_nodes(WireFormat format, std::span<float> values) const {
+void Reference::cross_nodes(WireFormat format, WireFormat escalated,
+                            std::span<float> values) const {
   cross({.format = format,
          .block_columns = group_.wire_block_columns,
          .gradients = group_.gradients,
          .max_relative_error = group_.max_relative_error,
-         .escalated = group_.dtype == DType::f16 ? WireFormat::f16 : WireFormat::bf16,
+         .escalated = escalated,
          .sparse_ratio = group_.wire_sparse_ratio},
         values);
 }

@@ -97,8 +97,10 @@ class Reference {
  private:
   using Values = std::vector<float>;
 
-  void cross_nodes(WireFormat format, std::span<float> values) const;
-  void cross_home(std::span<float> values) const { cross_nodes(group_.wire_combine, values); }
+  void cross_nodes(WireFormat format, WireFormat escalated, std::span<float> values) const;
+  void cross_home(std::span<float> values) const {
+    cross_nodes(group_.wire_combine, WireFormat::bf16, values);
+  }
   bool crosses(int home, int rank) const { return !group_.topology.same_node(home, rank); }
   Values expert_output(const Term& term, int home, std::int64_t token) const;
   Values term_at_home(const Term& term, int home, std::int64_t token) const;
