@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ferry/error.hpp"
+#include "ferry/index_encoding.hpp"
 #include "ferry/matrix.hpp"
 #include "ferry/options.hpp"
 #include "ferry/pending.hpp"
@@ -46,6 +47,7 @@ struct PlanSummary {
   std::int64_t rows_received = 0;               ///< of this rank, without alignment rows
   std::uint64_t window_bytes = 0;               ///< exact size of those rows in the window
   std::uint64_t metadata_bytes = 0;             ///< sent to other nodes while planning
+  std::uint64_t index_bytes = 0;                ///< of them: which tokens come to which experts
   std::uint64_t inter_node_bytes_dispatch = 0;  ///< fragments with headers
   std::uint64_t inter_node_bytes_combine = 0;
   std::uint64_t inter_node_bytes_combine_backward = 0;
@@ -72,6 +74,8 @@ class Plan {
   /// Global ids of the local experts, ascending.
   std::span<const std::int32_t> local_experts() const;
   const PlanSummary& summary() const;
+  /// How its metadata names tokens and experts to each other node, ascending.
+  std::span<const IndexSummary> indices() const;
   /// Empty unless options.row_sources, token_major or weights at the expert.
   const RowSources& row_sources() const;
   /// token_major: [num_rows, num_topk], which local expert (0..num_local_experts-1) a slot names;
@@ -278,6 +282,10 @@ class Exchange {
   const RowShape& shape() const;
   /// As given, with defaults filled in (wire formats, fragment and range sizes).
   const ExchangeOptions& options() const;
+  /// What Plan::indices() of a plan of this routing is to be measured by. For reports: it tries all
+  /// encodings, and sends nothing.
+  /// Errors: invalid_argument (ids, weights)
+  std::vector<IndexBounds> index_bounds(const Routing& routing) const;
   /// Metadata rounds made so far: one per plan.
   std::uint64_t metadata_rounds() const;
   /// Times that a wait() stood still for more than 5 us, because a size or an id of another rank

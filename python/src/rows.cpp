@@ -46,6 +46,7 @@ void bind_summary(Bound& summary) {
   summary.def_readonly("rows_received", &PlanSummary::rows_received)
       .def_readonly("window_bytes", &PlanSummary::window_bytes)
       .def_readonly("metadata_bytes", &PlanSummary::metadata_bytes)
+      .def_readonly("index_bytes", &PlanSummary::index_bytes)
       .def_readonly("inter_node_bytes_dispatch", &PlanSummary::inter_node_bytes_dispatch)
       .def_readonly("inter_node_bytes_combine", &PlanSummary::inter_node_bytes_combine)
       .def_readonly("inter_node_bytes_combine_backward",

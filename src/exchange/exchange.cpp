@@ -109,6 +109,7 @@ std::span<const std::int64_t> Plan::expert_counts() const { return state_->exper
 std::span<const std::int64_t> Plan::expert_offsets() const { return state_->expert_offsets; }
 std::span<const std::int32_t> Plan::local_experts() const { return state_->local_experts; }
 const PlanSummary& Plan::summary() const { return state_->summary; }
+std::span<const IndexSummary> Plan::indices() const { return state_->indices; }
 const RowSources& Plan::row_sources() const { return state_->row_sources; }
 std::span<const std::int32_t> Plan::topk_idx() const { return state_->topk_idx; }
 std::span<const float> Plan::topk_weights() const { return state_->topk_weights; }
@@ -380,7 +381,11 @@ WireStatistics Exchange::wire_statistics() const {
   return {packers.dispatch.use(), packers.combine.use(), packers.combine_backward.use(),
           packers.dispatch_backward.use()};
 }
-
+std::vector<IndexBounds> Exchange::index_bounds(const Routing& routing) const {
+  const CallerGuard guard(state_->engine);
+  if (const auto error = detail::find_routing_refusal(*state_, routing)) throw *error;
+  return detail::find_index_bounds(*state_, routing);
+}
 std::uint64_t Exchange::metadata_rounds() const {
   const detail::UseHold hold(state_->use);
   return state_->metadata_rounds;

@@ -10,7 +10,7 @@
 #include "exchange/engine.hpp"
 #include "kernels/row_kernels.hpp"
 #include "plan/row_sources.hpp"
-#include "wire/membership_codec.hpp"
+#include "wire/membership_choice.hpp"
 
 namespace ferry::detail {
 namespace {
@@ -21,7 +21,36 @@ wire::MembershipForm membership_form(const ExchangeState& exchange, int node) {
           .weights = exchange.options.weights != WeightMode::none};
 }
 
+/// Lists that stay in node memory are written for speed.
+constexpr wire::IndexEncoding kInsideNode{ListEncoding::bitmask, ListEncoding::raw};
+
+void split(const ExchangeState& exchange, const Routing& routing,
+           std::vector<plan::Membership>& own) {
+  const ExchangeOptions& options = exchange.options;
+  plan::split_by_node(routing, exchange.experts,
+                      {.num_nodes = exchange.engine.transport().topology().num_nodes(),
+                       .slots = options.row_sources},
+                      own);
+  if (options.weights != WeightMode::none) return;
+  for (plan::Membership& membership : own) std::ranges::fill(membership.weights, 1.0F);
+}
+
 }  // namespace
+
+std::vector<IndexBounds> find_index_bounds(const ExchangeState& exchange, const Routing& routing) {
+  std::vector<plan::Membership> own;
+  split(exchange, routing, own);
+  std::vector<IndexBounds> bounds;
+  for (int node = 0; node < static_cast<int>(own.size()); ++node) {
+    if (node == exchange.engine.transport().node()) continue;
+    const plan::Membership& membership = own[node];
+    const wire::MembershipForm form = membership_form(exchange, node);
+    bounds.push_back(
+        {.best_bytes = wire::index_bytes(membership, form, wire::best_encoding(membership, form)),
+         .entropy_bytes = wire::index_entropy_bits(membership, form) / 8});
+  }
+  return bounds;
+}
 
 PlanOperation::PlanOperation(std::shared_ptr<ExchangeState> exchange, const Routing& routing)
     : Operation(std::move(exchange), wire::OpKind::plan, PlanUse::opens), routing_(routing) {}
@@ -52,15 +81,7 @@ void PlanOperation::make_round() {
 
 void PlanOperation::split_routing() {
   const Topology& topology = engine().transport().topology();
-  const ExchangeOptions& options = exchange().options;
-  plan::split_by_node(routing_, exchange().experts,
-                      {.num_nodes = topology.num_nodes(), .slots = options.row_sources},
-                      inputs_->own);
-  if (options.weights == WeightMode::none) {
-    for (plan::Membership& membership : inputs_->own) {
-      std::ranges::fill(membership.weights, 1.0F);
-    }
-  }
+  split(exchange(), routing_, inputs_->own);
   inputs_->own_grouped.resize(exchange().token_major() ? inputs_->own.size() : 0);
   for (std::size_t node = 0; node < inputs_->own_grouped.size(); ++node) {
     plan::group_by_rank(inputs_->own[node],
@@ -97,12 +118,11 @@ wire::RowSummary PlanOperation::summarise_rows() const {
   return summary;
 }
 
-std::vector<std::byte> PlanOperation::make_message(int node,
-                                                   const wire::RowSummary& summary) const {
+std::vector<std::byte> PlanOperation::make_message(int node, const wire::RowSummary& summary) {
   std::vector<std::byte> message(wire::kMetadataHeaderBytes);
   if (is_read(node)) {
     wire::encode_row_summary(summary, message);
-    wire::encode_membership(inputs_->own[node], membership_form(exchange(), node), message);
+    encode_membership(node, message);
   }
   const auto body = std::span<const std::byte>(message).subspan(wire::kMetadataHeaderBytes);
   wire::MetadataHeader header;
@@ -115,6 +135,30 @@ std::vector<std::byte> PlanOperation::make_message(int node,
   header.body_crc = kernels::crc32c(body);
   wire::encode(header, std::span(message).first<wire::kMetadataHeaderBytes>());
   return message;
+}
+
+void PlanOperation::encode_membership(int node, std::vector<std::byte>& message) {
+  const plan::Membership& membership = inputs_->own[node];
+  const wire::MembershipForm form = membership_form(exchange(), node);
+  if (node == engine().transport().node()) {
+    wire::encode_membership(membership, form, kInsideNode, message);
+    return;
+  }
+  const wire::IndexEncoding chosen =
+      wire::choose_encoding(membership, form, exchange().index_histories[node]);
+  indices_.push_back({.node = node,
+                      .tokens = chosen.tokens,
+                      .experts = chosen.experts,
+                      .bytes = wire::encode_membership(membership, form, chosen, message)});
+}
+
+// For the plans to come, so while the messages of this one are under way.
+void PlanOperation::learn_indices() {
+  if (learned_) return;
+  learned_ = true;
+  for (const IndexSummary& summary : indices_) {
+    exchange().index_histories[summary.node].learn(inputs_->own[summary.node]);
+  }
 }
 
 // Counts the rows of a message per expert of this node. Where the sender's options differ nothing
@@ -164,6 +208,7 @@ std::optional<std::string> PlanOperation::decode_body(const wire::MetadataHeader
 bool PlanOperation::step() {
   if (!round_) make_round();
   const bool advanced = round_->step(*this);
+  learn_indices();
   if (!running() || !round_->complete(*this)) return advanced;
   // All ranks read the same headers, so each finds the same difference by itself.
   if (const auto error = read_headers()) {
@@ -253,7 +298,8 @@ std::optional<Error> PlanOperation::make_plan() {
                                         PlanState::Made{.number = call().plan,
                                                         .num_topk = routing_.num_topk,
                                                         .metadata_bytes = round_->sent_bytes(),
-                                                        .slot_experts = copy_slots()});
+                                                        .slot_experts = copy_slots(),
+                                                        .indices = indices_});
   if (exchange().options.row_sources) {
     if (const auto error = describe_rows()) return error;
   }

@@ -11,6 +11,9 @@
 
 namespace ferry::detail {
 
+/// See Exchange::index_bounds. Requires: the routing was checked
+std::vector<IndexBounds> find_index_bounds(const ExchangeState& exchange, const Routing& routing);
+
 class PlanOperation final : public Operation {
  public:
   /// Requires: the routing was checked, or the operation is refused when it starts.
@@ -35,7 +38,9 @@ class PlanOperation final : public Operation {
   const std::vector<plan::Membership>& own_for_plan() const;
   const plan::Membership& of_rank_for_plan(int source) const;
   wire::RowSummary summarise_rows() const;
-  std::vector<std::byte> make_message(int node, const wire::RowSummary& summary) const;
+  std::vector<std::byte> make_message(int node, const wire::RowSummary& summary);
+  void encode_membership(int node, std::vector<std::byte>& message);
+  void learn_indices();
   MetadataRound::Note annotate(const wire::MetadataHeader& header, std::span<const std::byte> body);
   std::optional<std::string> decode_body(const wire::MetadataHeader& header,
                                          std::span<const std::byte> body);
@@ -52,6 +57,8 @@ class PlanOperation final : public Operation {
   Spares<PlanInputs>::Handle inputs_;
   std::unique_ptr<MetadataRound> round_;
   std::vector<wire::MetadataHeader> headers_;
+  std::vector<IndexSummary> indices_;  ///< of other nodes, ascending
+  bool learned_ = false;
   std::shared_ptr<PlanState> result_;
 };
 

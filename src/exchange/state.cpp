@@ -245,6 +245,7 @@ ExchangeState::ExchangeState(Engine& owner, std::uint32_t number, Placement wher
       extra_offset(options.extra_bytes == 0 ? row_bytes : aligned(row_bytes, kExtraAlignment)),
       window_stride_bytes(
           aligned(extra_offset + static_cast<std::uint64_t>(options.extra_bytes), kLineBytes)),
+      index_histories(static_cast<std::size_t>(owner.transport().topology().num_nodes())),
       board(std::make_unique<NodeBoard>(owner, number)),
       failures(owner.node_ranks().size()),
       engine_alive_(owner.alive()) {}
@@ -302,6 +303,7 @@ PlanState::PlanState(ExchangeState& owner, Spares<plan::RankPlan>::Handle rank_p
       memory_(std::move(rank_plan)),
       rows(*memory_),
       slot_experts(std::move(made.slot_experts)),
+      indices(std::move(made.indices)),
       flow(std::make_shared<PlanFlow>(rows, owner.framings, owner.options.weights)) {
   const Topology& topology = owner.engine.transport().topology();
   for (const int expert : owner.experts.experts_of_rank(rows.rank)) local_experts.push_back(expert);
@@ -322,6 +324,7 @@ PlanState::PlanState(ExchangeState& owner, Spares<plan::RankPlan>::Handle rank_p
                   sizeof(float);
   }
   summary.metadata_bytes = made.metadata_bytes;
+  for (const IndexSummary& index : indices) summary.index_bytes += index.bytes;
   summary.inter_node_bytes_dispatch = traffic.bytes_out;
   summary.inter_node_bytes_combine = traffic.bytes_back;
   summary.inter_node_bytes_combine_backward = traffic.bytes_grad_out;

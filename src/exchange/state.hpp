@@ -22,6 +22,7 @@
 #include "plan/rank_plan.hpp"
 #include "plan/traffic.hpp"
 #include "wire/headers.hpp"
+#include "wire/membership_choice.hpp"
 
 namespace ferry::detail {
 
@@ -62,6 +63,7 @@ class PlanState {
     int num_topk = 1;
     std::uint64_t metadata_bytes = 0;
     std::vector<std::int32_t> slot_experts{};
+    std::vector<IndexSummary> indices{};
   };
   PlanState(ExchangeState& owner, Spares<plan::RankPlan>::Handle rank_plan, Made made);
 
@@ -88,6 +90,7 @@ class PlanState {
   /// [num_tokens, num_topk] the expert of each slot, -1 = none; empty where weights have no
   /// gradient.
   const std::vector<std::int32_t> slot_experts;
+  const std::vector<IndexSummary> indices;  ///< see Plan::indices
   /// See plan::weight_places; made when it is first needed.
   std::vector<std::int64_t> weight_places;
   // Shared with the exchange, which must take back credit of plans that are gone.
@@ -124,6 +127,7 @@ class ExchangeState {
   std::uint64_t next_place = 0;  ///< see wire::CallId
   std::uint32_t next_plan = 0;
   std::uint64_t metadata_rounds = 0;
+  std::vector<wire::MembershipHistory> index_histories;  ///< by node
   std::uint64_t host_stalls = 0;
   double stall_us = 0;
   void add_stall(double us) {

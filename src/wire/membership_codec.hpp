@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/index_encoding.hpp"
 #include "plan/membership.hpp"
 
 namespace ferry::wire {
@@ -28,13 +29,28 @@ struct MembershipLimits {
   MembershipForm form{};
 };
 
-/// Appends the encoded membership to `out`.
-/// Requires: columns < num_columns; slots where the form has them
-void encode_membership(const plan::Membership& membership, const MembershipForm& form,
-                       std::vector<std::byte>& out);
-/// Exact size of that encoding.
+/// How its two lists are written.
+struct IndexEncoding {
+  ListEncoding tokens = ListEncoding::bitmask;
+  ListEncoding experts = ListEncoding::packed;
+  bool operator==(const IndexEncoding&) const = default;
+};
+
+/// Whether the experts can be written so. Raw and packed always can; a bitmask loses the order of a
+/// token's experts, which must then follow from their weights; runs need slots or weights behind
+/// them, so that their bytes bound what a decoder must allocate.
+bool can_hold(ListEncoding experts, const plan::Membership& membership, const MembershipForm& form);
+
+/// Appends the encoded membership to `out`; returns its index_bytes.
+/// Requires: columns < num_columns; slots where the form has them; can_hold
+std::uint64_t encode_membership(const plan::Membership& membership, const MembershipForm& form,
+                                IndexEncoding encoding, std::vector<std::byte>& out);
+/// Exact size of both lists and of what says how they are written: all but slots and weights.
+std::uint64_t index_bytes(const plan::Membership& membership, const MembershipForm& form,
+                          IndexEncoding encoding);
+/// Exact size of the whole.
 std::uint64_t encoded_membership_bytes(const plan::Membership& membership,
-                                       const MembershipForm& form);
+                                       const MembershipForm& form, IndexEncoding encoding);
 
 /// Decodes all of `bytes`. On failure returns the text that names the field; `out` is then empty.
 [[nodiscard]] std::optional<std::string> decode_membership(std::span<const std::byte> bytes,

@@ -74,7 +74,9 @@ def test_steps_of_all_variants(corpus):
     assert rows["rank_dedup"] < 2 * 1.1 * TOKENS and rows["flat"] < 8 * TOKENS
     if "gloo" in found:
         assert rows["gloo"] < rows["flat"] < rows["gloo"] * 1.1
-    assert found["node_dedup_no_reuse"]["metadata_bytes"] == 4 * found["node_dedup"]["metadata_bytes"]
+    # Nearly: how ids are written depends on the plans before.
+    assert found["node_dedup_no_reuse"]["metadata_bytes"] == pytest.approx(
+        4 * found["node_dedup"]["metadata_bytes"], rel=0.01)
     assert set(result["speedup_vs_flat"]) == set(found) - {"flat"} and result["speedup_of_reuse"] > 0
 
 

@@ -91,7 +91,17 @@ TEST(Command, CountedBytesAreRowsPlusHeaders) {
     if (strategy == "node_gather") {
       EXPECT_EQ(number("inter_node_rows_dispatch"), 80);
     }
-    EXPECT_GT(number("metadata_bytes"), 0);
+    EXPECT_GT(number("index_bytes"), 0);
+    EXPECT_GT(number("metadata_bytes"), number("index_bytes"));
+    EXPECT_LE(number("index_bytes_best"), number("index_bytes"));
+    EXPECT_LT(object.at("index_bytes_entropy"), number("index_bytes_best"));
+    const auto best = static_cast<double>(number("index_bytes_best"));
+    EXPECT_NEAR(object.at("index_regret").get<double>() * best, number("index_bytes"), 0.05);
+    for (const char* list : {"index_tokens", "index_experts"}) {
+      int messages = 0;
+      for (const Json& count : object.at(list)) messages += count.get<int>();
+      EXPECT_EQ(messages, 4) << list;  // one of each rank
+    }
     EXPECT_EQ(object.at("paced"), true);
     EXPECT_GT(object.at("link_utilisation"), 0.0);
     EXPECT_LE(object.at("link_utilisation"), 1.05);

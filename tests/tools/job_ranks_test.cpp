@@ -25,6 +25,7 @@ RankRecords sample_records(double start_s) {
   record.summary.rows_received = 5;
   record.memory = {.pool = 6, .staging = 7, .plan = 8};
   record.metadata_rounds = 9;
+  record.indices = {.tokens = {21, 22, 23, 24}, .experts = {}, .bytes = 25, .best_bytes = 26};
   record.step = {.metadata_rounds = 17, .host_stalls = 18, .stall_us = 19};
   record.step_no_reuse.stall_us = 20;
   BaselineRecord baseline;
@@ -46,6 +47,8 @@ TEST(Records, SurviveTheWayToAnotherRank) {
   EXPECT_EQ(record.summary.rows_received, 5);
   EXPECT_EQ(record.memory.all(), 21U);
   EXPECT_EQ(record.metadata_rounds, 9U);
+  EXPECT_EQ(record.indices.tokens[3], 24U);
+  EXPECT_EQ(record.indices.best_bytes, 26U);
   EXPECT_EQ(record.step.host_stalls, 18U);
   EXPECT_EQ(record.step_no_reuse.stall_us, 20);
   EXPECT_TRUE(got.strategies[1].repeats.empty());

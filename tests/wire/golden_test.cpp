@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <string>
 
 #include "samples.hpp"
 
@@ -78,56 +79,117 @@ TEST(Golden, RowSummary) {
   EXPECT_EQ(bytes, from_hex("aa 00 01 7f 80 01 ac 02 ff ff ff ff ff ff ff ff ff 01"));
 }
 
-TEST(Golden, MembershipAsBitmask) {
-  const plan::Membership membership{.num_tokens = 10,
-                                    .tokens = {1, 2, 9},
-                                    .entry_begin = {0, 1, 3, 4},
-                                    .columns = {3, 0, 5, 255},
-                                    .weights = {1.0F, 0.5F, -2.0F, 0.25F}};
-  EXPECT_EQ(encoded(membership, 256), from_hex("01 03"        // version; bitmask, 4-bit counts
-                                               "06 02"        // tokens 1, 2 and 9
-                                               "21 01"        // counts 1, 2, 1
-                                               "03 00 05 ff"  // columns
-                                               "00 00 80 3f 00 00 00 3f"
-                                               "00 00 00 c0 00 00 80 3e"));
+using enum ListEncoding;
+
+/// Tokens 1, 2 and 9 of 10; the example of docs/wire-formats.md.
+plan::Membership three_tokens() {
+  return {.num_tokens = 10,
+          .tokens = {1, 2, 9},
+          .entry_begin = {0, 1, 3, 4},
+          .columns = {3, 0, 5, 6},
+          .weights = {1.0F, 0.5F, -2.0F, 0.25F}};
 }
 
-TEST(Golden, MembershipAsGapsWithWideColumns) {
-  const plan::Membership membership{.num_tokens = 1000,
-                                    .tokens = {5, 300, 301},
-                                    .entry_begin = {0, 2, 3, 4},
-                                    .columns = {299, 0, 256, 7},
-                                    .weights = {1.0F, 0.5F, -2.0F, 0.25F}};
-  EXPECT_EQ(encoded(membership, 300), from_hex("01 06"           // version; 4-bit counts, wide
-                                               "03 05 a6 02 00"  // 3 tokens; gaps 5, 294, 0
-                                               "12 01"           // counts 2, 1, 1
-                                               "2b 01 00 00 00 01 07 00"
-                                               "00 00 80 3f 00 00 00 3f"
-                                               "00 00 00 c0 00 00 80 3e"));
+TEST(Golden, MembershipTokensAsBitmaskAndPackedExperts) {
+  EXPECT_EQ(encoded(three_tokens(), 8, {bitmask, packed}),
+            from_hex(with_weights("02 09"      // version; bitmask, packed
+                                  "06 02"      // tokens 1, 2 and 9
+                                  "01 02"      // counts in 1 bit: 1, 2, 1
+                                  "43 0d")));  // columns in 3 bits: 3, 0, 5, 6
 }
 
-TEST(Golden, MembershipWithByteCounts) {
-  plan::Membership membership = empty_membership(1);
-  membership.tokens = {0};
-  membership.entry_begin = {0, 16};
-  auto expected = from_hex(
-      "01 01"  // version; bitmask
-      "01"     // token 0
-      "10");   // 16 entries
-  for (std::uint16_t column = 0; column < 16; ++column) {
-    membership.columns.push_back(column);
-    membership.weights.push_back(1.0F);
-    expected.push_back(static_cast<std::byte>(column));
-  }
-  for (int i = 0; i < 16; ++i) {
-    for (const std::byte byte : from_hex("00 00 80 3f")) expected.push_back(byte);
-  }
-  EXPECT_EQ(encoded(membership, 16), expected);
+TEST(Golden, MembershipRawLists) {
+  EXPECT_EQ(encoded(three_tokens(), 8, {raw, raw}),
+            from_hex(with_weights("02 00"                 // version; raw, raw
+                                  "03 01 00 02 00 09 00"  // 3 tokens
+                                  "00 01 00"              // 1, 2 and 1 entries
+                                  "03 00 05 06")));       // columns
+}
+
+TEST(Golden, MembershipRawListsOfWideNumbers) {
+  plan::Membership membership = three_tokens();
+  membership.num_tokens = 70'000;
+  membership.tokens = {1, 2, 65'538};
+  membership.columns = {299, 0, 256, 7};
+  EXPECT_EQ(encoded(membership, 300, {raw, raw}),
+            from_hex(with_weights("02 00"
+                                  "03 01 00 00 00 02 00 00 00 02 00 01 00"
+                                  "00 01 00"
+                                  "2b 01 00 00 00 01 07 00")));
+}
+
+TEST(Golden, MembershipPackedTokens) {
+  plan::Membership membership = three_tokens();
+  membership.num_tokens = 1000;
+  membership.tokens = {5, 300, 301};
+  // 1000 / 3 is at least 2^8: 8 lower bits 05, 2c, 2d; upper parts 0, 1, 1 at bits 0, 2, 3 of
+  // 3 + 999 / 2^8 = 6.
+  EXPECT_EQ(encoded(membership, 8, {packed, packed}), from_hex(with_weights("02 0a"
+                                                                            "03 05 2c 2d 0d"
+                                                                            "01 02 43 0d")));
+}
+
+TEST(Golden, MembershipRunsOfTokens) {
+  // Token 0 does not come; runs 1, 2, 6 and 1: 0 | 1 | 0 1 0 | 0 0 1 0 1 | 1
+  EXPECT_EQ(encoded(three_tokens(), 8, {runs, packed}), from_hex(with_weights("02 0b"
+                                                                              "8a 06"
+                                                                              "01 02 43 0d")));
+}
+
+TEST(Golden, MembershipBitmasksOfExperts) {
+  // Token 2 names columns 0 and 5, whose weights descend. Weights are sent by column.
+  EXPECT_EQ(encoded(three_tokens(), 8, {bitmask, bitmask}), from_hex(with_weights("02 05"
+                                                                                  "06 02"
+                                                                                  "08 21 40")));
+  plan::Membership swapped = three_tokens();
+  swapped.columns = {3, 5, 0, 6};
+  EXPECT_EQ(encoded(swapped, 8, {bitmask, bitmask}),
+            from_hex("02 05 06 02 08 21 40"
+                     "00 00 80 3f 00 00 00 c0 00 00 00 3f 00 00 80 3e"));
+}
+
+TEST(Golden, MembershipRunsOfExperts) {
+  plan::Membership membership = three_tokens();
+  membership.entry_begin = {0, 1, 2, 4};
+  membership.columns = {3, 3, 0, 5};
+  EXPECT_EQ(encoded(membership, 8, {bitmask, runs}),
+            from_hex(with_weights("02 0d"
+                                  "06 02"
+                                  "0a"         // runs of 2 tokens and of 1: 0 1 0 | 1
+                                  "01 02"      // counts in 1 bit: 1, 2
+                                  "43 01")));  // columns in 3 bits: 3, 0, 5
+}
+
+TEST(Golden, MembershipWithEndMarks) {
+  // Most tokens have one entry: a mark for each entry takes less than 2 bits for each token.
+  plan::Membership membership = empty_membership(5);
+  membership.tokens = {0, 1, 2, 3, 4};
+  membership.entry_begin = {0, 1, 2, 3, 4, 7};
+  membership.columns = {0, 1, 2, 3, 3, 2, 1};
+  membership.weights.assign(7, 1.0F);
+  const MembershipForm form{.num_columns = 4, .weights = false};
+  EXPECT_EQ(encoded(membership, form, {bitmask, packed}),
+            from_hex("02 29"     // version; bitmask, packed, no weights
+                     "1f"        // all tokens
+                     "ff 4f"     // end marks: 1 1 1 1 0 0 1
+                     "e4 1b"));  // columns in 2 bits
+}
+
+TEST(Golden, MembershipWithSlots) {
+  plan::Membership membership = three_tokens();
+  membership.slots = {1, 0, 7, 2};
+  const MembershipForm form{.num_columns = 8, .slots = true};
+  EXPECT_EQ(encoded(membership, form, {bitmask, packed}),
+            from_hex(with_weights("02 19 06 02 01 02 43 0d"
+                                  "01 00 07 02")));  // slots
 }
 
 TEST(Golden, EmptyMembership) {
-  EXPECT_EQ(encoded(empty_membership(0), 4), from_hex("01 03"));
-  EXPECT_EQ(encoded(empty_membership(100), 4), from_hex("01 02 00"));
+  EXPECT_EQ(encoded(empty_membership(0), 4, {bitmask, packed}), from_hex("02 09"));
+  EXPECT_EQ(encoded(empty_membership(100), 4, {packed, packed}), from_hex("02 0a 00"));
+  EXPECT_EQ(encoded(empty_membership(0), 4, {runs, runs}), from_hex("02 0f"));
+  // 0 | 100 = 0 0 0 0 0 0 1 0 0 1 0 0 1
+  EXPECT_EQ(encoded(empty_membership(100), 4, {runs, raw}), from_hex("02 03 80 24"));
 }
 
 }  // namespace

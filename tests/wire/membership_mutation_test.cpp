@@ -1,10 +1,12 @@
 // Random damage to encoded memberships: the decoder reads nothing outside its buffer (run this with
-// FERRY_SANITIZE=address) and what it accepts is a membership within the limits.
+// FERRY_SANITIZE=address), and what it accepts is a membership within the limits that the encoder
+// writes again byte for byte.
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <set>
 
 #include "samples.hpp"
@@ -43,6 +45,12 @@ bool is_within(const plan::Membership& membership, const MembershipLimits& limit
   return true;
 }
 
+/// As the second byte says.
+IndexEncoding encoding_of(const std::vector<std::byte>& bytes) {
+  const auto form = std::to_integer<unsigned>(bytes[1]);
+  return {static_cast<ListEncoding>(form % 4), static_cast<ListEncoding>(form / 4 % 4)};
+}
+
 void mutate(std::vector<std::byte>& bytes, std::mt19937_64& rng) {
   // Half of the damage goes to the front, where flags, tokens and counts are.
   const auto place = [&](std::size_t size) {
@@ -62,24 +70,28 @@ void mutate(std::vector<std::byte>& bytes, std::mt19937_64& rng) {
     case 3:
       if (!bytes.empty()) bytes.erase(bytes.begin() + place(bytes.size()));
       break;
-    case 4:
-      bytes.resize(rng() % (bytes.size() + 16));
-      break;
+    case 4: bytes.resize(rng() % (bytes.size() + 16)); break;
   }
 }
 
 TEST(MembershipMutation, NothingOutOfRangeIsAccepted) {
   std::printf("seed %llu\n", static_cast<unsigned long long>(kMutationSeed));
   std::mt19937_64 rng(kMutationSeed);
-  int accepted = 0;
+  const std::vector<IndexEncoding> encodings = all_encodings();
+  std::map<std::byte, int> accepted;  // by form
   for (int i = 0; i < kMutations; ++i) {
+    const IndexEncoding encoding = encodings[static_cast<std::size_t>(i) % encodings.size()];
     const MembershipShape shape{.num_tokens = rng() % 80,
                                 .num_topk = 1 + static_cast<int>(rng() % (i % 3 == 0 ? 40 : 8)),
                                 .num_columns = 1 + static_cast<int>(rng() % 400),
                                 .density = static_cast<double>(rng() % 5) / 4,
-                                .slots = i % 2 == 0,
-                                .weights = i % 3 != 0};
-    auto bytes = encoded(random_membership(shape, rng), shape.form());
+                                .slots = rng() % 2 == 0,
+                                .weights = rng() % 3 != 0,
+                                .ordered = encoding.experts == ListEncoding::bitmask,
+                                .repeats = static_cast<double>(rng() % 3) / 2};
+    const plan::Membership membership = random_membership(shape, rng);
+    if (!can_hold(encoding.experts, membership, shape.form())) continue;
+    auto bytes = encoded(membership, shape.form(), encoding);
     for (auto n = 1 + rng() % 3; n > 0; --n) mutate(bytes, rng);
     const ExactBytes exact(bytes);
     plan::Membership decoded;
@@ -88,13 +100,25 @@ TEST(MembershipMutation, NothingOutOfRangeIsAccepted) {
       ASSERT_EQ(decoded, plan::Membership{}) << "mutation " << i;
       continue;
     }
-    ++accepted;
+    ++accepted[bytes[1]];
     ASSERT_TRUE(is_within(decoded, shape.limits()))
         << "mutation " << i << ", seed " << kMutationSeed;
+    ASSERT_EQ(encoded(decoded, shape.form(), encoding_of(bytes)), bytes)
+        << "mutation " << i << ", seed " << kMutationSeed;
   }
-  // Damage to a weight or a column often makes another right membership: both ends are exercised.
-  EXPECT_GT(accepted, kMutations / 20);
-  EXPECT_LT(accepted, kMutations / 2);
+  // Damage to a weight or a column often makes another right membership: both ends are exercised,
+  // for each encoding.
+  int all = 0;
+  for (const auto& [form, times] : accepted) all += times;
+  EXPECT_GT(all, kMutations / 20);
+  EXPECT_LT(all, kMutations / 2);
+  for (const IndexEncoding encoding : encodings) {
+    int times = 0;
+    for (const auto& [form, of_form] : accepted) {
+      if (encoding_of({std::byte{2}, form}) == encoding) times += of_form;
+    }
+    EXPECT_GT(times, kMutations / 1000) << to_text(encoding);
+  }
 }
 
 }  // namespace

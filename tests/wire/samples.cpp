@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <utility>
 
 namespace ferry::wire::test {
 
@@ -96,6 +97,32 @@ plan::Membership empty_membership(std::uint64_t num_tokens) {
   return membership;
 }
 
+namespace {
+
+/// Any bit pattern that is not NaN: zeros, subnormals and infinities included.
+float random_weight(std::mt19937_64& rng) {
+  auto bits = static_cast<std::uint32_t>(rng());
+  if ((bits & 0x7F800000) == 0x7F800000) bits &= 0xFF800000;
+  float weight;
+  std::memcpy(&weight, &bits, sizeof(weight));
+  return weight;
+}
+
+/// The entries of the last token, weights descending, and equal ones by column.
+void order_last_token(plan::Membership& membership, std::size_t first) {
+  std::vector<std::pair<float, std::uint16_t>> entries;
+  for (std::size_t e = first; e < membership.columns.size(); ++e) {
+    entries.emplace_back(-membership.weights[e], membership.columns[e]);
+  }
+  std::sort(entries.begin(), entries.end());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    membership.weights[first + i] = -entries[i].first;
+    membership.columns[first + i] = entries[i].second;
+  }
+}
+
+}  // namespace
+
 plan::Membership random_membership(const MembershipShape& shape, std::mt19937_64& rng) {
   plan::Membership membership = empty_membership(shape.num_tokens);
   const int most = std::min(shape.num_topk, shape.num_columns);
@@ -104,17 +131,22 @@ plan::Membership random_membership(const MembershipShape& shape, std::mt19937_64
   for (std::uint64_t token = 0; token < shape.num_tokens && most > 0; ++token) {
     if (std::uniform_real_distribution<>(0, 1)(rng) >= shape.density) continue;
     membership.tokens.push_back(static_cast<std::uint32_t>(token));
-    const int count = 1 + static_cast<int>(rng() % most);
-    for (int i = 0; i < count; ++i) {
-      std::swap(columns[i], columns[i + rng() % (columns.size() - i)]);
-      membership.columns.push_back(columns[i]);
-      // Any bit pattern that is not NaN: zeros, subnormals and infinities included.
-      auto bits = static_cast<std::uint32_t>(rng());
-      if ((bits & 0x7F800000) == 0x7F800000) bits &= 0xFF800000;
-      float weight;
-      std::memcpy(&weight, &bits, sizeof(weight));
-      membership.weights.push_back(shape.weights ? weight : 1.0F);
+    const std::size_t first = membership.columns.size();
+    int count = 1 + static_cast<int>(rng() % most);
+    if (first > 0 && std::uniform_real_distribution<>(0, 1)(rng) < shape.repeats) {
+      const std::uint32_t before = membership.entry_begin[membership.entry_begin.size() - 2];
+      count = static_cast<int>(first - before);
+      for (int i = 0; i < count; ++i) membership.columns.push_back(membership.columns[before + i]);
+    } else {
+      for (int i = 0; i < count; ++i) {
+        std::swap(columns[i], columns[i + rng() % (columns.size() - i)]);
+        membership.columns.push_back(columns[i]);
+      }
     }
+    for (int i = 0; i < count; ++i) {
+      membership.weights.push_back(shape.weights ? random_weight(rng) : 1.0F);
+    }
+    if (shape.ordered) order_last_token(membership, first);
     if (shape.slots) {
       // Ascending, with gaps where there is room for them.
       int next = 0;
@@ -129,9 +161,23 @@ plan::Membership random_membership(const MembershipShape& shape, std::mt19937_64
   return membership;
 }
 
-std::vector<std::byte> encoded(const plan::Membership& membership, const MembershipForm& form) {
+std::vector<IndexEncoding> all_encodings() {
+  std::vector<IndexEncoding> result;
+  for (const ListEncoding tokens : kListEncodings) {
+    for (const ListEncoding experts : kListEncodings) result.push_back({tokens, experts});
+  }
+  return result;
+}
+
+std::string to_text(IndexEncoding encoding) {
+  return std::string(to_string(encoding.tokens)) + " tokens, " +
+         std::string(to_string(encoding.experts)) + " experts";
+}
+
+std::vector<std::byte> encoded(const plan::Membership& membership, const MembershipForm& form,
+                               IndexEncoding encoding) {
   std::vector<std::byte> bytes;
-  encode_membership(membership, form, bytes);
+  encode_membership(membership, form, encoding, bytes);
   return bytes;
 }
 

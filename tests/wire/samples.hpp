@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -18,6 +19,11 @@ namespace ferry::wire::test {
 
 /// Bytes from text such as "46 52 0a".
 std::vector<std::byte> from_hex(std::string_view text);
+
+/// Such text with the weights 1, 0.5, -2 and 0.25 behind it.
+inline std::string with_weights(std::string_view head) {
+  return std::string(head) + " 00 00 80 3f 00 00 00 3f 00 00 00 c0 00 00 80 3e";
+}
 
 /// A copy on the heap of exactly this size, so that AddressSanitizer sees one byte too many.
 class ExactBytes {
@@ -66,6 +72,8 @@ struct MembershipShape {
   double density = 0.5;  ///< share of the tokens that come
   bool slots = false;
   bool weights = true;
+  bool ordered = false;  ///< by weight, as a bitmask of experts needs it
+  double repeats = 0;    ///< share of the tokens that name what the one before names
 
   MembershipForm form() const { return {num_columns, slots, weights}; }
   MembershipLimits limits() const { return {num_tokens, num_topk, form()}; }
@@ -73,9 +81,15 @@ struct MembershipShape {
 plan::Membership empty_membership(std::uint64_t num_tokens);
 plan::Membership random_membership(const MembershipShape& shape, std::mt19937_64& rng);
 
-std::vector<std::byte> encoded(const plan::Membership& membership, const MembershipForm& form);
-inline std::vector<std::byte> encoded(const plan::Membership& membership, int num_columns) {
-  return encoded(membership, MembershipForm{.num_columns = num_columns});
+/// Every pair of encodings.
+std::vector<IndexEncoding> all_encodings();
+std::string to_text(IndexEncoding encoding);
+
+std::vector<std::byte> encoded(const plan::Membership& membership, const MembershipForm& form,
+                               IndexEncoding encoding);
+inline std::vector<std::byte> encoded(const plan::Membership& membership, int num_columns,
+                                      IndexEncoding encoding) {
+  return encoded(membership, MembershipForm{.num_columns = num_columns}, encoding);
 }
 
 }  // namespace ferry::wire::test

@@ -123,6 +123,7 @@ std::vector<std::byte> to_bytes(const RankRecords& records) {
     writer.put(record.summary);
     writer.put(record.memory);
     writer.put(record.metadata_rounds);
+    writer.put(record.indices);
     writer.put(record.step);
     writer.put(record.step_no_reuse);
   }
@@ -147,6 +148,7 @@ RankRecords from_bytes(std::span<const std::byte> bytes) {
     reader.get(record.summary);
     reader.get(record.memory);
     reader.get(record.metadata_rounds);
+    reader.get(record.indices);
     reader.get(record.step);
     reader.get(record.step_no_reuse);
   }

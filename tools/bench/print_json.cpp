@@ -74,6 +74,26 @@ void add_baseline(Json& json, const StrategyResult& ours, const BaselineResult& 
   json["speedup_vs_" + name + "_replay"] = tools::ratio(baseline.speedup_on_replay(ours));
 }
 
+/// Messages by the encoding of one of their lists.
+Json messages(const std::array<std::uint64_t, kListEncodings.size()>& by_encoding) {
+  Json json = Json::object();
+  for (const ListEncoding encoding : kListEncodings) {
+    const std::uint64_t count = by_encoding[static_cast<std::size_t>(encoding)];
+    if (count > 0) json[std::string(to_string(encoding))] = count;
+  }
+  return json;
+}
+
+void add_indices(Json& json, const IndexRecord& indices) {
+  json["index_bytes"] = indices.bytes;
+  json["index_bytes_best"] = indices.best_bytes;
+  json["index_bytes_entropy"] = tools::rounded(indices.entropy_bytes);
+  json["index_regret"] = tools::ratio(static_cast<double>(indices.bytes) /
+                                      static_cast<double>(indices.best_bytes));
+  json["index_tokens"] = messages(indices.tokens);
+  json["index_experts"] = messages(indices.experts);
+}
+
 void add_step(Json& json, const std::string& name, const StepResult& step) {
   json[name + "_us"] = spread(step.us);
   json[name + "_metadata_rounds"] = tools::ratio(step.metadata_rounds);
@@ -127,6 +147,7 @@ std::string to_json(const RunContext& context, const StrategyResult& result,
   json["inter_node_bytes_bound"] = result.bound_bytes_dispatch;
   json["inter_node_bytes_bound_combine"] = result.bound_bytes_combine;
   json["metadata_bytes"] = result.counted.metadata;
+  add_indices(json, result.indices);
   json["control_bytes"] = result.counted.control;
   json["metadata_rounds"] = result.metadata_rounds;
   json["window_bytes"] = result.window_bytes;

@@ -189,6 +189,7 @@ void RankBench::run_once(std::size_t strategy, int repeat) {
   record.memory = {pool_bytes(transport_), staging_bytes(transport_),
                    std::max(record.memory.plan, plan_heap_bytes_)};
   record.metadata_rounds = metadata_rounds_;
+  if (repeat + 1 == context_.options.repeat) record.indices = measure_indices(strategy, plan);
   if (repeat >= 0) record.repeats.push_back(times);
 }
 
@@ -296,6 +297,20 @@ void RankBench::check(std::size_t strategy, const Plan& plan, const ExpertRows& 
     if (fault) fail(strategy, *fault);
   }
   check_bytes(strategy, plan.summary());
+}
+
+IndexRecord RankBench::measure_indices(std::size_t strategy, const Plan& plan) const {
+  IndexRecord record;
+  for (const IndexSummary& index : plan.indices()) {
+    ++record.tokens[static_cast<std::size_t>(index.tokens)];
+    ++record.experts[static_cast<std::size_t>(index.experts)];
+    record.bytes += index.bytes;
+  }
+  for (const IndexBounds& bounds : exchanges_[strategy].index_bounds(routing_)) {
+    record.best_bytes += bounds.best_bytes;
+    record.entropy_bytes += bounds.entropy_bytes;
+  }
+  return record;
 }
 
 void RankBench::check_bytes(std::size_t strategy, const PlanSummary& summary) {

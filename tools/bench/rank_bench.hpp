@@ -85,6 +85,7 @@ class RankBench {
   std::uint64_t heap_bytes() const;
   void note_settings();
   void check_bytes(std::size_t strategy, const PlanSummary& summary);
+  IndexRecord measure_indices(std::size_t strategy, const Plan& plan) const;
   [[noreturn]] void fail(std::size_t strategy, const std::string& text);
   void show_progress(std::size_t strategy, int repeat) const;
 

@@ -3,6 +3,7 @@
 // all ranks have ended. Of a job's ranks they then travel as bytes (job_ranks.hpp), so a field that
 // is added here is added there.
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -68,6 +69,18 @@ struct MemoryBytes {
   std::uint64_t all() const { return pool + staging + plan; }
 };
 
+/// How the lists in the metadata of a plan were written, and what they could have taken. All
+/// messages to other nodes together.
+struct IndexRecord {
+  std::array<std::uint64_t, kListEncodings.size()> tokens{};  ///< messages, by encoding of the list
+  std::array<std::uint64_t, kListEncodings.size()> experts{};
+  std::uint64_t bytes = 0;
+  std::uint64_t best_bytes = 0;
+  double entropy_bytes = 0;
+
+  void add(const IndexRecord& other);
+};
+
 /// One rank, one strategy.
 struct RankRecord {
   std::vector<RepeatTimes> repeats;  ///< without the warm-up
@@ -75,6 +88,7 @@ struct RankRecord {
   PlanSummary summary;
   MemoryBytes memory;
   std::uint64_t metadata_rounds = 0;  ///< per plan
+  IndexRecord indices;                ///< of the last repeat
   StepStalls step;
   StepStalls step_no_reuse;
 };

@@ -175,6 +175,7 @@ StrategyResult summarise_strategy(const RunContext& context, std::size_t strateg
     result.pool_bytes += record.memory.pool;
     result.peak_bytes += record.memory.all();
     result.metadata_rounds = std::max(result.metadata_rounds, record.metadata_rounds);
+    result.indices.add(record.indices);
   }
   const auto bound = static_cast<std::uint64_t>(context.counts.bound);
   result.bound_bytes_dispatch = bound * wire_row_bytes(context, wire_dispatch(context.options));
@@ -203,6 +204,16 @@ BaselineResult summarise_baseline(const RunContext& context, std::size_t baselin
 }
 
 }  // namespace
+
+void IndexRecord::add(const IndexRecord& other) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] += other.tokens[i];
+    experts[i] += other.experts[i];
+  }
+  bytes += other.bytes;
+  best_bytes += other.best_bytes;
+  entropy_bytes += other.entropy_bytes;
+}
 
 Spread spread_of(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());

@@ -62,6 +62,7 @@ struct StrategyResult {
   std::uint64_t bound_bytes_dispatch = 0;
   std::uint64_t bound_bytes_combine = 0;
   std::uint64_t metadata_rounds = 0;
+  IndexRecord indices;
   std::uint64_t window_bytes = 0;
   std::uint64_t pool_bytes = 0;
   std::uint64_t peak_bytes = 0;
