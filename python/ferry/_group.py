@@ -12,7 +12,8 @@ import numpy.typing as npt
 from . import _ferry
 from ._errors import InvalidArgumentError, MismatchError
 
-_LIMITS = ("deadline_s", "pool_limit_bytes", "metadata_limit_bytes", "gather_staging_bytes")
+_LIMITS = ("deadline_s", "pool_limit_bytes", "metadata_limit_bytes", "num_tokens_limit",
+           "gather_staging_bytes")
 # What ranks gather: operation, element type and shape before the bytes of an array, or a refusal.
 _HEAD_BYTES = 256  # NumPy's 64 dimensions fit
 _REFUSED = b"!"
@@ -201,6 +202,7 @@ class Group:
         deadline_s: seconds since a rank's last sign of life; 300
         pool_limit_bytes: window memory of this rank; 64 GiB
         metadata_limit_bytes: one metadata message; 1 GiB
+        num_tokens_limit: tokens of one rank in one plan; 16,777,216
         gather_staging_bytes: rows that start_gather stages here before their plan; 64 MiB
 
         Errors: InvalidArgumentError

@@ -278,6 +278,7 @@ void bind_group(py::module_& module) {
               if (name == "metadata_limit_bytes") {
                 limits.metadata_limit_bytes = value.cast<std::uint64_t>();
               }
+              if (name == "num_tokens_limit") limits.num_tokens_limit = value.cast<std::uint64_t>();
               if (name == "gather_staging_bytes") {
                 limits.gather_staging_bytes = value.cast<std::uint64_t>();
               }

@@ -52,6 +52,13 @@ std::string unusable(int rank, int source, const std::string& why) {
       rank, source, why);
 }
 
+/// The problem with a header, or with the group that it is from.
+std::optional<std::string> group_problem(std::optional<std::string> problem,
+                                         std::uint32_t generation) {
+  if (problem || generation == kGeneration) return problem;
+  return fmt::format("generation is {}; expected {}", generation, kGeneration);
+}
+
 }  // namespace
 
 // A message whose header cannot be trusted names no call that could be failed alone, and whoever
@@ -71,11 +78,14 @@ void Engine::refuse_call(ExchangeState& exchange, const wire::CallId& call,
 void Engine::handle_fragment(Arrival arrival) {
   ArrivedFragment fragment;
   const auto message = arrival.block.memory().first(arrival.fragment_bytes);
-  if (arrival.fragment_bytes < wire::kFragmentHeaderBytes) {
-    refuse_message(arrival.source, "a fragment shorter than its header, or longer than allowed");
+  if (arrival.truncated) {
+    refuse_message(arrival.source, fmt::format("its size is more than the {} bytes of a fragment",
+                                               arrival.block.memory().size()));
     return;
   }
-  const auto problem = wire::decode(message.first(wire::kFragmentHeaderBytes), fragment.header);
+  const auto head = message.first(std::min(message.size(), wire::kFragmentHeaderBytes));
+  auto problem = wire::decode(head, fragment.header);
+  problem = group_problem(std::move(problem), fragment.header.call.generation);
   if (problem) {
     refuse_message(arrival.source, *problem);
     return;
@@ -258,44 +268,53 @@ void Engine::apply_grant(ExchangeState& exchange, int source, const wire::Grant&
     return;
   }
   if (grant.ordinal > outbox->ordinal) {
+    if (grant.ordinal != outbox->ordinal + 1 || outbox->sent != outbox->total) {
+      refuse_message(source, fmt::format("a grant for use {} of plan {}, which has sent {} of {} "
+                                         "fragments of use {}",
+                                         grant.ordinal, grant.plan, outbox->sent, outbox->total,
+                                         outbox->ordinal));
+      return;
+    }
     outbox->ordinal = grant.ordinal;
     outbox->granted = grant.fragments;
+    outbox->sent = 0;
   } else if (grant.ordinal == outbox->ordinal && grant.fragments > outbox->granted) {
     outbox->granted = grant.fragments;
   }
 }
 
 void Engine::handle_control(Arrival arrival) {
-  const std::optional<wire::MessageType> type = wire::message_type(arrival.bytes);
-  wire::GrantMessage grant;
-  wire::PoisonMessage poison;
-  std::optional<std::string> problem = "not a control message of this version";
-  if (type == wire::MessageType::grant) problem = wire::decode(arrival.bytes, grant);
-  if (type == wire::MessageType::poison) problem = wire::decode(arrival.bytes, poison);
+  wire::ControlMessage message;
+  auto problem = wire::decode(arrival.bytes, message);
+  const auto* const granting = std::get_if<wire::GrantMessage>(&message);
+  const auto* const poison = std::get_if<wire::PoisonMessage>(&message);
+  problem = group_problem(std::move(problem),
+                          granting != nullptr ? granting->generation : poison->call.generation);
   if (problem) {
     refuse_message(arrival.source, *problem);
     return;
   }
-  if (type == wire::MessageType::grant && grant.grant.fragments == 0) return;  // a sign of life
-  const std::uint32_t id =
-      type == wire::MessageType::grant ? grant.grant.exchange : poison.call.exchange;
+  if (granting != nullptr && granting->grant.fragments == 0) return;  // a sign of life
+  const std::uint32_t id = granting != nullptr ? granting->grant.exchange : poison->call.exchange;
   const std::shared_ptr<ExchangeState> exchange = find_exchange(id);
   if (!exchange) {
     if (id >= next_exchange_) ahead_[id].push_back(std::move(arrival));
     return;
   }
-  if (type == wire::MessageType::grant) {
-    apply_grant(*exchange, arrival.source, grant.grant);
+  if (granting != nullptr) {
+    apply_grant(*exchange, arrival.source, granting->grant);
     return;
   }
-  apply(*exchange, {poison.call, Error(poison.code, poison.text)});
+  apply(*exchange, {poison->call, Error(poison->code, poison->text)});
 }
 
 void Engine::handle_metadata(Arrival arrival) {
   wire::MetadataHeader header;
   const auto head = std::span<const std::byte>(arrival.bytes)
                         .first(std::min(arrival.bytes.size(), wire::kMetadataHeaderBytes));
-  if (const auto problem = wire::decode(head, header)) {
+  auto problem = wire::decode(head, header);
+  problem = group_problem(std::move(problem), header.call.generation);
+  if (problem) {
     refuse_message(arrival.source, *problem);
     return;
   }
@@ -307,7 +326,15 @@ void Engine::handle_metadata(Arrival arrival) {
     return;
   }
   if (!check_order(*exchange, header.call, arrival.source)) return;
-  if (!is_coming(*exchange, header.call.plan)) return;  // failed here before this came
+  if (!is_coming(*exchange, header.call.plan)) {
+    // The plan was made of what all ranks sent for it, or it failed here before this came.
+    const auto known = exchange->plans.find(header.call.plan);
+    if (known == exchange->plans.end() || !known->second.flow) return;
+    refuse_call(*exchange, header.call,
+                unusable(rank(), arrival.source,
+                         fmt::format("metadata of plan {}, which is made", header.call.plan)));
+    return;
+  }
   exchange->metadata[header.call.plan].push_back({arrival.source, std::move(arrival.bytes)});
 }
 

@@ -155,8 +155,13 @@ std::optional<Error> find_dispatch_backward_error(const ExchangeState& exchange,
 std::optional<Error> find_routing_refusal(const ExchangeState& exchange, const Routing& routing) {
   const auto problem =
       plan::find_routing_error(routing, exchange.placement.num_experts(), exchange.engine.rank());
-  if (!problem) return std::nullopt;
-  return Error(ErrorCode::invalid_argument, *problem);
+  if (problem) return Error(ErrorCode::invalid_argument, *problem);
+  const std::uint64_t limit = exchange.engine.limits().num_tokens_limit;
+  if (static_cast<std::uint64_t>(routing.num_tokens) <= limit) return std::nullopt;
+  return Error(ErrorCode::limit_exceeded,
+               fmt::format("plan: num_tokens = {} on rank {}; allowed: {}; fix: raise "
+                           "num_tokens_limit on all ranks, or plan fewer tokens at once",
+                           routing.num_tokens, exchange.engine.rank(), limit));
 }
 
 std::optional<Error> find_gather_misuse(const ExchangeState& exchange, const Operation& gather) {

@@ -162,6 +162,7 @@ bool EarlySide::hand_over(ExchangeState& exchange, KindFlow& to) {
     // Where the credit was agreed, the receiver expects as much of a lane as there is.
     const std::uint32_t agreed = grants_ ? 0 : std::min(outbox.total, early_fragments(exchange));
     outbox.granted = std::max(flow_.outboxes[i].granted, agreed);
+    outbox.sent = flow_.outboxes[i].sent;
   }
   flow_ = {};
   return good;

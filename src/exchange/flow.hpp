@@ -50,6 +50,7 @@ struct LaneOutbox {
   std::uint32_t total = 0;
   std::uint32_t ordinal = 0;
   std::uint32_t granted = 0;
+  std::uint32_t sent = 0;  ///< the next use is granted when all of this one are
 
   bool may_send(std::uint32_t use_ordinal, std::uint64_t fragment) const {
     return ordinal == use_ordinal && fragment < granted;

@@ -41,8 +41,7 @@ LaneSenders::LaneSenders(const std::vector<plan::LanePair>& pairs, Way way,
   }
 }
 
-bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& fill,
-                       const Ready& ready) {
+bool LaneSenders::send(Operation& operation, KindFlow& flow, const Fill& fill, const Ready& ready) {
   Network& network = operation.exchange().engine.network();
   int sent = 0;
   for (; sent < kFragmentsPerStep; ++sent) {
@@ -61,6 +60,7 @@ bool LaneSenders::send(Operation& operation, const KindFlow& flow, const Fill& f
                            .has_crc = operation.exchange().options.checksum_payload,
                            .packing = packed.packing},
                           std::move(block), operation.shared_from_this());
+    ++flow.outboxes[at].sent;
     picked->cursor.advance();
     open_ -= picked->cursor.at_end() ? 1 : 0;
     turn_ = at + 1;

@@ -30,8 +30,7 @@ class LaneSenders {
 
   /// Fills and sends a few fragments that have credit: of the lowest range first, lanes in turn.
   /// True when there were any.
-  bool send(Operation& operation, const KindFlow& flow, const Fill& fill,
-            const Ready& ready = nullptr);
+  bool send(Operation& operation, KindFlow& flow, const Fill& fill, const Ready& ready = nullptr);
   const plan::Lane& lane(std::size_t at) const { return *lanes_[at].lane; }
   bool done() const { return open_ == 0; }
   /// The peer of a lane that has more to send and no credit; -1 if none.

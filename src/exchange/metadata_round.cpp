@@ -116,10 +116,14 @@ MetadataRound::Note MetadataRound::check(Operation& operation, int source,
     return {{}, different_calls(operation.call(), engine_.rank(), header.call, source)};
   }
   const auto body = message.subspan(wire::kMetadataHeaderBytes);
-  if (header.source != static_cast<std::uint32_t>(source) || header.body_bytes != body.size() ||
-      header.body_crc != kernels::crc32c(body)) {
-    return corrupt("source, body_bytes or body_crc does not fit the message");
+  if (header.source != static_cast<std::uint32_t>(source)) {
+    return corrupt(fmt::format("source is {}", header.source));
   }
+  if (header.body_bytes != body.size()) {
+    return corrupt(
+        fmt::format("body_bytes is {}, but {} bytes came", header.body_bytes, body.size()));
+  }
+  if (header.body_crc != kernels::crc32c(body)) return corrupt("body_crc does not fit its bytes");
   return annotate_(header, body);
 }
 

@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "base/keep_forever.hpp"
 #include "exchange/operation.hpp"
+#include "exchange/state.hpp"
 
 namespace ferry::detail {
 namespace {
@@ -135,7 +136,7 @@ void Network::show_life() {
 
 void Network::send_grant(int target, const wire::Grant& grant) {
   std::vector<std::byte> bytes(wire::kGrantMessageBytes);
-  wire::encode(wire::GrantMessage{.generation = 1, .grant = grant},
+  wire::encode(wire::GrantMessage{.generation = kGeneration, .grant = grant},
                std::span(bytes).first<wire::kGrantMessageBytes>());
   send(target, MessageKind::control, std::move(bytes));
 }
@@ -204,6 +205,7 @@ std::optional<Arrival> Network::poll() {
   if (received->kind == MessageKind::payload) {
     --peer.posted;
     arrival.block = blocks_.adopt(received->buffer);
+    arrival.truncated = received->truncated;
     arrival.fragment_bytes = received->truncated ? 0 : received->bytes;
   } else {
     const auto accepted = accepted_.find(received->buffer.data());

@@ -26,6 +26,7 @@ struct Arrival {
   MessageKind kind = MessageKind::payload;
   Block block;
   std::uint64_t fragment_bytes = 0;
+  bool truncated = false;  ///< the fragment was longer than its block, and is lost
   std::vector<std::byte> bytes;
 };
 

@@ -43,7 +43,7 @@ Error different_calls(const wire::CallId& a, int rank_a, const wire::CallId& b, 
 Operation::Operation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<PlanState> plan,
                      wire::OpKind kind)
     : exchange_(std::move(exchange)), plan_(std::move(plan)), plan_use_(PlanUse::known) {
-  call_.generation = 1;
+  call_.generation = kGeneration;
   call_.exchange = exchange_->id;
   call_.kind = kind;
   call_.plan = plan_ ? plan_->number : kNoPlan;
@@ -52,7 +52,7 @@ Operation::Operation(std::shared_ptr<ExchangeState> exchange, std::shared_ptr<Pl
 Operation::Operation(std::shared_ptr<ExchangeState> exchange, wire::OpKind kind, PlanUse use,
                      std::uint32_t plan_number)
     : exchange_(std::move(exchange)), plan_use_(use) {
-  call_.generation = 1;
+  call_.generation = kGeneration;
   call_.exchange = exchange_->id;
   call_.kind = kind;
   call_.plan = plan_number;

@@ -186,6 +186,12 @@ MetadataRound::Note PlanOperation::annotate(const wire::MetadataHeader& header,
 
 std::optional<std::string> PlanOperation::decode_body(const wire::MetadataHeader& header,
                                                       std::span<const std::byte> body) {
+  const std::uint64_t most_tokens = engine().limits().num_tokens_limit;
+  if (header.num_tokens > most_tokens) {
+    return fmt::format(
+        "num_tokens is {}; allowed: {}; fix: set num_tokens_limit alike on all ranks",
+        header.num_tokens, most_tokens);
+  }
   const Topology& topology = engine().transport().topology();
   wire::RowSummary summary;
   if (auto problem = wire::decode_row_summary(body, topology.num_nodes(), summary)) return problem;

@@ -29,6 +29,9 @@ namespace ferry::detail {
 class Engine;
 class Operation;
 
+/// Of a group of ranks: as long as none can be replaced, there is one.
+inline constexpr std::uint32_t kGeneration = 1;
+
 /// Number in place of a plan's where a call names no plan of this exchange.
 inline constexpr std::uint32_t kNoPlan = 0xFFFFFFFFU;
 

@@ -292,22 +292,24 @@ std::optional<std::string> decode(Bytes bytes, PoisonMessage& out) {
   return std::nullopt;
 }
 
-std::optional<MessageType> message_type(Bytes bytes) {
-  if (bytes.size() < kPrefixBytes || load<std::uint32_t>(bytes.data()) != kMagic ||
-      load<std::uint16_t>(bytes.data() + 4) != kVersion) {
-    return std::nullopt;
-  }
-  const auto type = load<std::uint16_t>(bytes.data() + 6);
-  for (const MessageShape& shape : {kFragment, kMetadata, kGrant, kPoison}) {
-    if (type != static_cast<std::uint16_t>(shape.type)) continue;
-    // Payload or a body follows these two headers; control messages end where they end.
-    const bool followed =
-        shape.type == MessageType::fragment || shape.type == MessageType::metadata;
-    if (bytes.size() < shape.min_bytes) return std::nullopt;
-    if (!followed && bytes.size() > shape.max_bytes) return std::nullopt;
-    return shape.type;
-  }
+namespace {
+
+template <typename Message>
+std::optional<std::string> decode_as(Bytes bytes, ControlMessage& out) {
+  Message message;
+  if (auto error = decode(bytes, message)) return error;
+  out = std::move(message);
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> decode(Bytes bytes, ControlMessage& out) {
+  constexpr auto kPoisonType = static_cast<std::uint16_t>(MessageType::poison);
+  if (bytes.size() >= kPrefixBytes && load<std::uint16_t>(bytes.data() + 6) == kPoisonType) {
+    return decode_as<PoisonMessage>(bytes, out);
+  }
+  return decode_as<GrantMessage>(bytes, out);  // what is neither is refused as that
 }
 
 }  // namespace ferry::wire

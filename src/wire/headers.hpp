@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "ferry/dtype.hpp"
@@ -167,10 +168,6 @@ std::vector<std::byte> encode(const PoisonMessage& message);
 
 using Bytes = std::span<const std::byte>;
 
-/// Type of a whole message, or nothing when magic, version or type is wrong, when it is shorter
-/// than its header, or when it is a control message of a wrong length. Checks no checksum.
-std::optional<MessageType> message_type(Bytes bytes);
-
 /// Each takes exactly the header (a grant or poison: the whole message). On failure returns the
 /// text and leaves `out` as it was. Sizes that a header states of what follows it are the caller's
 /// to compare with the message.
@@ -178,6 +175,10 @@ std::optional<MessageType> message_type(Bytes bytes);
 [[nodiscard]] std::optional<std::string> decode(Bytes bytes, MetadataHeader& out);
 [[nodiscard]] std::optional<std::string> decode(Bytes bytes, GrantMessage& out);
 [[nodiscard]] std::optional<std::string> decode(Bytes bytes, PoisonMessage& out);
+
+using ControlMessage = std::variant<GrantMessage, PoisonMessage>;
+/// Whichever of the two its type says.
+[[nodiscard]] std::optional<std::string> decode(Bytes bytes, ControlMessage& out);
 
 /// Rows that one rank's routing makes per strategy and target node (flat, rank_dedup, node_dedup),
 /// for the choice of a strategy; varints, so that a small batch stays small.

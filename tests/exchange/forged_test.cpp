@@ -223,11 +223,11 @@ struct BadMessage {
 
 TEST(Forged, MessageWithoutAUsableHeaderEndsTheJob) {
   const std::vector<BadMessage> messages{
-      {"shorter than its header", MessageKind::payload, std::vector<std::byte>(20)},
-      {"or longer than allowed", MessageKind::payload, std::vector<std::byte>(100'000)},
+      {"fragment header: size is 7 bytes", MessageKind::payload, std::vector<std::byte>(7)},
+      {"its size is more than the", MessageKind::payload, std::vector<std::byte>(100'000)},
       {"magic is", MessageKind::payload, std::vector<std::byte>(kFragmentBytes)},
       {"magic is", MessageKind::metadata, std::vector<std::byte>(200)},
-      {"not a control message", MessageKind::control, std::vector<std::byte>(40)},
+      {"magic is", MessageKind::control, std::vector<std::byte>(40)},
       {"sent a control message of 1089 bytes", MessageKind::control, std::vector<std::byte>(1089)},
       {"sent a metadata message of 4097 bytes", MessageKind::metadata,
        std::vector<std::byte>(4097)},
@@ -264,9 +264,9 @@ TEST(Forged, GrantOfALaneThatIsNotThereEndsTheJob) {
 
 TEST(Forged, MetadataThatDoesNotFitEndsItsPlan) {
   const std::vector<std::pair<std::string, std::function<void(wire::MetadataHeader&)>>> bad{
-      {"body_crc does not fit", [](auto& header) { ++header.body_crc; }},
-      {"body_bytes or body_crc does not fit", [](auto& header) { ++header.body_bytes; }},
-      {"source, body_bytes", [](auto& header) { header.source = 0; }},
+      {"metadata of rank 1: body_crc does not fit", [](auto& header) { ++header.body_crc; }},
+      {"metadata of rank 1: body_bytes is 9, but 8", [](auto& header) { ++header.body_bytes; }},
+      {"metadata of rank 1: source is 0", [](auto& header) { header.source = 0; }},
   };
   for (const auto& [words, spoil] : bad) {
     SCOPED_TRACE(words);

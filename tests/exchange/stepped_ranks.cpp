@@ -2,8 +2,10 @@
 
 #include "exchange/stepped_ranks.hpp"
 
+#include <cmath>
 #include <numeric>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "exchange/engine.hpp"
@@ -26,7 +28,8 @@ SteppedRanks::SteppedRanks(const Topology& topology, const ExchangeOptions& opti
     : hidden_(hidden), world_({.topology = topology, .max_delay_steps = 3}) {
   const int num_ranks = topology.num_ranks();
   for (int rank = 0; rank < num_ranks; ++rank) {
-    logs_.push_back(std::make_unique<SendLog>(world_.transport(rank)));
+    networks_.push_back(std::make_unique<Tampering>(world_.transport(rank)));
+    logs_.push_back(std::make_unique<SendLog>(*networks_.back()));
     ranks_.push_back({Exchange(transport(rank), Placement::contiguous(num_ranks, num_ranks),
                                {.hidden = hidden, .dtype = DType::f32}, options),
                       {},
@@ -51,6 +54,23 @@ ConstMatrix SteppedRanks::x(int rank) {
 
 Matrix SteppedRanks::out(int rank) {
   return {ranks_[static_cast<std::size_t>(rank)].out.data(), DType::f32, kTokens, hidden_, 0};
+}
+
+void SteppedRanks::number_x() {
+  std::size_t next = 0;
+  for (Rank& rank : ranks_) {
+    for (float& value : rank.x) value = static_cast<float>(++next % 4093);
+  }
+}
+
+std::string SteppedRanks::find_out_error(int rank) const {
+  const Rank& own = ranks_[static_cast<std::size_t>(rank)];
+  for (std::size_t i = 0; i < own.out.size(); ++i) {
+    // The weights of a token add up to 1.
+    if (std::abs(own.out[i] - own.x[i]) <= 1e-5F * own.x[i]) continue;
+    return fmt::format("out[{}] is {}; expected {}", i, own.out[i], own.x[i]);
+  }
+  return {};
 }
 
 std::vector<int> SteppedRanks::all() const {
@@ -102,8 +122,7 @@ void SteppedRanks::use(const std::vector<Plan>& plans) {
 }
 
 void SteppedRanks::forge(int source, int target, MessageKind kind, std::vector<std::byte> bytes) {
-  forged_.push_back(std::move(bytes));
-  world_.transport(source).send(target, kind, forged_.back());
+  network(source).inject({target, kind, std::move(bytes)});
 }
 
 std::size_t SteppedRanks::num_posted(int rank, int source) {

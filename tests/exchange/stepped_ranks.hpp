@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "exchange/send_log.hpp"
+#include "exchange/tampering.hpp"
 #include "ferry/ferry.hpp"
 #include "transport/stepped.hpp"
 
@@ -37,12 +38,18 @@ class SteppedRanks {
                         std::int64_t hidden = kHidden);
 
   SendLog& transport(int rank) { return *logs_[static_cast<std::size_t>(rank)]; }
+  /// Between a rank and the others.
+  Tampering& network(int rank) { return *networks_[static_cast<std::size_t>(rank)]; }
   Exchange& exchange(int rank) { return *ranks_[static_cast<std::size_t>(rank)].exchange; }
   void drop_exchange(int rank) { ranks_[static_cast<std::size_t>(rank)].exchange.reset(); }
   Routing routing(int rank) const;
   ConstMatrix x(int rank);
   Matrix out(int rank);
   std::vector<int> all() const;
+  /// Gives every element of every x, which are 1, a value of its own.
+  void number_x();
+  /// What is wrong with `out` after a combine of experts that give back what they get; else empty.
+  std::string find_out_error(int rank) const;
 
   /// The given ranks work for so many steps of the world; the others do nothing.
   void work(const std::vector<int>& ranks, int steps);
@@ -73,8 +80,8 @@ class SteppedRanks {
   };
   const std::int64_t hidden_;
   stepped::World world_;
+  std::vector<std::unique_ptr<Tampering>> networks_;
   std::vector<std::unique_ptr<SendLog>> logs_;
-  std::deque<std::vector<std::byte>> forged_;  ///< untouched until they are sent
   std::deque<Rank> ranks_;
 };
 

@@ -130,34 +130,21 @@ TEST(Headers, LongPoisonIsCutBetweenCharacters) {
   EXPECT_EQ(text_after_trip(noise), noise.substr(0, kPoisonTextBytes));
 }
 
-TEST(Headers, MessageTypeLooksAtWholeMessages) {
-  auto fragment = encoded(sample_fragment());
-  EXPECT_EQ(message_type(fragment), MessageType::fragment);
-  fragment.resize(fragment.size() + 1000);  // payload
-  EXPECT_EQ(message_type(fragment), MessageType::fragment);
-  auto metadata = encoded(sample_metadata());
-  metadata.resize(metadata.size() + 3);
-  EXPECT_EQ(message_type(metadata), MessageType::metadata);
-  auto grant = encoded(sample_grant());
-  EXPECT_EQ(message_type(grant), MessageType::grant);
-  grant.push_back({});
-  EXPECT_FALSE(message_type(grant));
-  auto poison = encoded(sample_poison());
-  EXPECT_EQ(message_type(poison), MessageType::poison);
-  poison.resize(kControlLimitBytes);
-  EXPECT_FALSE(message_type(poison));
-  for (const auto& bytes : {encoded(sample_fragment()), encoded(sample_metadata()),
-                            encoded(sample_grant()), encode(PoisonMessage{})}) {
-    EXPECT_TRUE(message_type(bytes));
+TEST(Headers, ControlMessagesAreWhatTheirTypeSays) {
+  ControlMessage message;
+  EXPECT_FALSE(decode(encoded(sample_grant()), message));
+  EXPECT_EQ(message, ControlMessage(sample_grant()));
+  EXPECT_FALSE(decode(encoded(sample_poison()), message));
+  EXPECT_EQ(message, ControlMessage(sample_poison()));
+  for (const auto& bytes : {encoded(sample_grant()), encoded(sample_poison())}) {
     for (std::size_t size = 0; size < bytes.size(); ++size) {
-      EXPECT_FALSE(message_type(ExactBytes(Bytes(bytes).first(size)).span()));
-    }
-    for (std::size_t bit = 0; bit < 64; ++bit) {  // magic, version, type
-      auto flipped = bytes;
-      flipped[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
-      EXPECT_NE(message_type(flipped), message_type(bytes)) << bit;
+      EXPECT_TRUE(decode(ExactBytes(Bytes(bytes).first(size)).span(), message)) << size;
     }
   }
+  EXPECT_EQ(decode(encoded(sample_metadata()), message).value_or(""),
+            "grant message: type is 2; expected 3");
+  EXPECT_EQ(decode(Bytes(encoded(sample_poison())).first(43), message).value_or(""),
+            "poison message: size is 43 bytes; expected 44..1068");
 }
 
 TEST(Headers, DifferenceNamesOptionValuesAndRanks) {

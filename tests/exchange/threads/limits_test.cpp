@@ -204,6 +204,30 @@ TEST(Limits, MetadataBeyondItsLimitIsRefusedOnEveryRank) {
   });
 }
 
+TEST(Limits, MoreTokensThanAllowedAreRefusedOnEveryRank) {
+  threads::run({.nodes = 2, .ranks_per_node = 1}, [](Transport& transport) {
+    if (transport.rank() == 0) set_limits(transport, {.num_tokens_limit = 99});
+    Exchange exchange(transport, Placement::contiguous(2, 2), {.hidden = 8});
+    const std::vector<std::int32_t> ids(100, 1);
+    const auto plan_where = [&](int rank, std::int64_t num_tokens) {
+      exchange.plan(Routing::of(transport.rank() == rank ? num_tokens : 0, 1,
+                                std::span<const std::int32_t>(ids)));
+    };
+    EXPECT_NO_THROW(plan_where(0, 99));
+    std::string text;
+    EXPECT_EQ(code_of([&] { plan_where(0, 100); }, &text), ErrorCode::limit_exceeded);
+    EXPECT_NE(text.find("num_tokens = 100 on rank 0; allowed: 99"), std::string::npos) << text;
+    // Rank 1 may send more than rank 0 takes, and may have made its plan before it hears of that.
+    Pending<Plan> pending = exchange.start_plan(
+        Routing::of(transport.rank() == 1 ? 100 : 0, 1, std::span<const std::int32_t>(ids)));
+    if (transport.rank() == 0) {
+      EXPECT_EQ(code_of([&] { pending.wait(); }, &text), ErrorCode::corrupt_message);
+      EXPECT_NE(text.find("num_tokens is 100; allowed: 99"), std::string::npos) << text;
+    }
+    barrier(transport);
+  });
+}
+
 TEST(Limits, AllGatherBringsEveryRanksBytes) {
   threads::run({.nodes = 2, .ranks_per_node = 2}, [](Transport& transport) {
     const std::vector<std::byte> mine(static_cast<std::size_t>(transport.rank()) * 1000,
