@@ -15,4 +15,5 @@ ferry_summary_line("Python package" "${FERRY_BUILD_PYTHON}" "-DFERRY_BUILD_PYTHO
 ferry_summary_line("install" "${FERRY_INSTALL}" "-DFERRY_INSTALL=ON")
 ferry_summary_line("shared libraries" "${BUILD_SHARED_LIBS}" "-DBUILD_SHARED_LIBS=ON")
 ferry_summary_line("micro-benchmarks" "${FERRY_BUILD_BENCHMARKS}" "-DFERRY_BUILD_BENCHMARKS=ON, needs libbenchmark-dev")
+ferry_summary_line("fuzz targets" "${FERRY_FUZZ}" "preset fuzz, needs clang and libclang-rt-14-dev")
 ferry_summary_line("sanitizers" "${FERRY_SANITIZE}" "-DFERRY_SANITIZE=address or thread")

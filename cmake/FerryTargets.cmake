@@ -30,6 +30,15 @@ elseif(FERRY_SANITIZE STREQUAL "thread")
 elseif(FERRY_SANITIZE)
   message(FATAL_ERROR "FERRY_SANITIZE=${FERRY_SANITIZE}: allowed are address and thread")
 endif()
+# The library tells the fuzzer which of its code an input has reached.
+if(FERRY_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "FERRY_FUZZ=ON with ${CMAKE_CXX_COMPILER_ID}: allowed is Clang; fix: "
+      "-DCMAKE_CXX_COMPILER=clang++, as preset fuzz does")
+  endif()
+  target_compile_options(ferry_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_compile_definitions(ferry_flags INTERFACE HWY_COMPILE_ONLY_STATIC)
+endif()
 # clang 14 has C++20 coroutines but does not say so, and libstdc++ asks.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 15)
   target_compile_definitions(ferry_flags INTERFACE __cpp_impl_coroutine=201902L)

@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 BUILD_PACKAGES=(g++ cmake ninja-build libfmt-dev libhwy-dev libhwloc-dev libisal-dev libcli11-dev
   nlohmann-json3-dev)
-TEST_PACKAGES=("${BUILD_PACKAGES[@]}" libgtest-dev clang pkgconf python3
+TEST_PACKAGES=("${BUILD_PACKAGES[@]}" libgtest-dev clang libclang-rt-14-dev pkgconf python3
   iproute2 openmpi-bin libopenmpi-dev mpich libmpich-dev
   pybind11-dev python3-dev python3-numpy python3-pytest python3-mpi4py python3-torch python3-pip
   python3-venv python3-setuptools python3-wheel python3-matplotlib python3-nbclient

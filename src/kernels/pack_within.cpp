@@ -1,5 +1,5 @@
-// pack_rows_within and find_marked_rows: quantised rows whose error has a limit. A row is encoded,
-// and what that changes is added up, in one go; what is added is arithmetic in one fixed order, so
+// pack_rows_within: quantised rows whose error has a limit. A row is encoded, and what that changes
+// is added up, in one go; what is added is arithmetic in one fixed order, so
 // that every SIMD target takes the same decisions.
 
 #undef HWY_TARGET_INCLUDE
@@ -153,18 +153,13 @@ HWY_AFTER_NAMESPACE();
 #include "base/check.hpp"
 #include "kernels/check_blocks.hpp"
 #include "kernels/float_state.hpp"
+#include "kernels/marks.hpp"
 
 namespace ferry::kernels {
 
 HWY_EXPORT(encode_row_within);
 
 namespace {
-
-constexpr std::uint32_t kBitsPerByte = 8;
-
-std::uint64_t mark_bytes(std::uint64_t num_rows) {
-  return (num_rows + kBitsPerByte - 1) / kBitsPerByte;
-}
 
 /// One bit for each row. Returns where the marks end.
 std::byte* write_marks(std::span<const std::uint32_t> escalated, std::uint64_t num_rows,
@@ -203,36 +198,6 @@ PackedRows pack_rows_within(const PackWithinJob& job) {
   if (!escalated.empty()) out = write_marks(escalated, pack.rows.size(), out);
   return {.bytes = static_cast<std::uint64_t>(out - pack.out),
           .escalated = static_cast<std::uint32_t>(escalated.size())};
-}
-
-bool find_marked_rows(const MarkedRowsJob& job, std::vector<MarkedRow>& rows) {
-  rows.clear();
-  const std::uint64_t num_marks = mark_bytes(job.num_rows);
-  if (job.payload.size() < num_marks) return false;
-  const std::span<const std::byte> marks = job.payload.last(num_marks);
-  std::uint64_t num_escalated = 0;
-  for (const std::byte mark : marks) {
-    num_escalated += static_cast<std::uint64_t>(std::popcount(static_cast<unsigned char>(mark)));
-  }
-  if (job.num_rows % kBitsPerByte != 0 &&
-      std::to_integer<unsigned>(marks.back()) >> job.num_rows % kBitsPerByte != 0) {
-    return false;
-  }
-  const std::uint64_t plain = job.wire.row_bytes(job.hidden);
-  const std::uint64_t escalated = job.escalated.row_bytes(job.hidden);
-  if (num_escalated == 0 || job.payload.size() != num_marks + num_escalated * escalated +
-                                                      (job.num_rows - num_escalated) * plain) {
-    return false;
-  }
-  rows.reserve(job.num_rows);
-  const std::byte* at = job.payload.data();
-  for (std::uint32_t i = 0; i < job.num_rows; ++i) {
-    const bool marked =
-        (std::to_integer<unsigned>(marks[i / kBitsPerByte]) >> i % kBitsPerByte & 1U) != 0;
-    rows.push_back({at, marked});
-    at += marked ? escalated : plain;
-  }
-  return true;
 }
 
 }  // namespace ferry::kernels

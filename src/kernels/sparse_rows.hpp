@@ -61,8 +61,8 @@ std::uint64_t compress_rows(const CompressJob& job);
 std::uint64_t compressed_bytes(Positions positions, const SparseShape& shape,
                                std::uint32_t num_rows, const SparseCounts& counts);
 
-/// Brings rows back. False where the payload is not, to the byte, what compress_rows writes for so
-/// many rows; `out` may then hold anything.
+/// Brings rows back. False where the payload is not so many rows and nothing else; `out` may then
+/// hold anything. A value of 0, which compress_rows leaves out, is a value like any other.
 struct ExpandJob {
   SparseShape shape{};
   Positions positions = Positions::bitmask;
