@@ -21,6 +21,7 @@ bool Failures::add(std::uint32_t plan, const Error& error) {
   entry(plan).error = error;
   lose_order();
   ever_.emplace(plan, std::hash<std::string_view>()(error.what()));
+  digest_ ^= base::mix64(std::uint64_t{plan} + 1);
   return true;
 }
 
@@ -58,12 +59,6 @@ std::vector<std::uint32_t> Failures::known() const {
 void Failures::lose_order() {
   order_lost_ = true;
   agreed_ = false;
-}
-
-std::uint16_t Failures::digest() const {
-  std::uint64_t digest = 0;
-  for (const auto& [plan, text] : ever_) digest ^= base::mix64(std::uint64_t{plan} + 1);
-  return static_cast<std::uint16_t>(digest);
 }
 
 void Failures::compare(const std::vector<std::uint16_t>& digests) {

@@ -34,7 +34,7 @@ class Failures {
   /// Whether this rank's order of calls may differ from that of others.
   bool order_lost() const { return order_lost_; }
   /// Which plans failed so far, for the metadata of the next one; 0 when none did.
-  std::uint16_t digest() const;
+  std::uint16_t digest() const { return static_cast<std::uint16_t>(digest_); }
   /// The digests of all ranks, seen by a plan: when they are equal, all know the same.
   void compare(const std::vector<std::uint16_t>& digests);
   /// A plan is opened, and places are counted anew. Returns whether the call itself stands in an
@@ -53,6 +53,7 @@ class Failures {
   std::map<std::uint32_t, Failed> plans_;
   /// All that failed, also those forgotten, with a hash of the error's text.
   std::map<std::uint32_t, std::size_t> ever_;
+  std::uint64_t digest_ = 0;  ///< of ever_, whose order does not count
   bool order_lost_ = false;
   bool agreed_ = false;  ///< all ranks know of the same failures
 };
