@@ -5,9 +5,27 @@
 #include <algorithm>
 
 namespace ferry::testing {
+namespace {
+
+/// Needs the result of no other call.
+bool begins(Call call) {
+  switch (call) {
+    case Call::all_gather:
+    case Call::plan:
+    case Call::plan_and_dispatch:
+    case Call::gather_and_plan: return true;
+    case Call::end_gather:
+    case Call::dispatch:
+    case Call::combine:
+    case Call::combine_backward:
+    case Call::dispatch_backward: return false;
+  }
+  return false;
+}
+
+}  // namespace
 
 void RankCalls::advance() {
-  if (error_) return;
   try {
     const bool done = std::visit(
         [this](auto& pending) {
@@ -24,8 +42,9 @@ void RankCalls::advance() {
     running_ = Running();
     if (at_ < calls_.size()) running_ = start(calls_[at_++]);
   } catch (const Error& error) {
-    error_ = error;
+    if (!error_) error_ = error;
     running_ = Running();
+    while (at_ < calls_.size() && !begins(calls_[at_])) ++at_;
   }
 }
 
@@ -42,6 +61,15 @@ void RankCalls::cancel(const std::string& reason) {
 RankCalls::Running RankCalls::start(Call call) {
   Exchange& exchange = ranks_.exchange(rank_);
   switch (call) {
+    case Call::all_gather: {
+      const std::vector<std::byte> mine(static_cast<std::size_t>(rank_) + 1,
+                                        static_cast<std::byte>(rank_));
+      return start_all_gather(ranks_.transport(rank_), mine);
+    }
+    case Call::gather_and_plan:
+      gathering_ = exchange.start_gather(ranks_.x(rank_));
+      return exchange.start_plan(ranks_.routing(rank_), *gathering_);
+    case Call::end_gather: return std::move(*gathering_);
     case Call::plan: return exchange.start_plan(ranks_.routing(rank_));
     case Call::plan_and_dispatch:
       return exchange.start_plan_and_dispatch(ranks_.routing(rank_), ranks_.x(rank_));

@@ -1,6 +1,7 @@
 #pragma once
 // The calls of a rank, one after the other: where the network is an enemy, all that counts is how
-// they end.
+// they end. After a call that fails, those that need its result are left out, and the next one that
+// all ranks make goes on.
 
 #include <optional>
 #include <span>
@@ -13,8 +14,11 @@
 namespace ferry::testing {
 
 enum class Call : std::uint8_t {
+  all_gather,
   plan,
   plan_and_dispatch,
+  gather_and_plan,  ///< node_gather: a dispatch that begins before its plan
+  end_gather,
   dispatch,
   combine,  ///< of experts that give back what they get
   combine_backward,
@@ -28,18 +32,23 @@ class RankCalls {
 
   /// Takes the result of a call that is done, and starts the next one.
   void advance();
-  /// All calls ended well, or one failed.
-  bool ended() const { return error_ || (at_ == calls_.size() && !running()); }
+  bool ended() const { return at_ == calls_.size() && !running(); }
+  /// Of the first call that failed.
   const std::optional<Error>& error() const { return error_; }
+  /// What all ranks gave to the last all_gather: rank r gives r + 1 bytes of value r.
+  const std::vector<std::vector<std::byte>>& gathered() const { return gathered_; }
   /// Gives the running call up, as a wait does at its deadline.
   void cancel(const std::string& reason);
 
  private:
-  using Running = std::variant<std::monostate, Pending<Plan>, Pending<Dispatched>,
-                               Pending<ExpertRows>, Pending<GradRows>, Pending<void>>;
+  using Gathered = std::vector<std::vector<std::byte>>;
+  using Running =
+      std::variant<std::monostate, Pending<Gathered>, Pending<Plan>, Pending<Dispatched>,
+                   Pending<ExpertRows>, Pending<GradRows>, Pending<void>>;
 
   bool running() const { return running_.index() != 0; }
   Running start(Call call);
+  void take(Pending<Gathered>& pending) { gathered_ = pending.wait(); }
   void take(Pending<Plan>& pending) { plan_ = pending.wait(); }
   void take(Pending<Dispatched>& pending);
   void take(Pending<ExpertRows>& pending) { rows_.emplace(pending.wait()); }
@@ -50,7 +59,9 @@ class RankCalls {
   const int rank_;
   const std::vector<Call> calls_;
   std::size_t at_ = 0;  ///< the next one
+  Gathered gathered_;
   std::optional<Plan> plan_;
+  std::optional<Pending<ExpertRows>> gathering_;
   std::optional<ExpertRows> rows_;
   std::optional<GradRows> grads_;
   Running running_;

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <span>
 #include <utility>
@@ -39,9 +38,9 @@ class Tampering final : public Forwarding {
 
   /// Sends a message as if the library had.
   void inject(Outgoing message) {
-    // Kept to the end: the network may read it at any time.
-    const Outgoing& kept = kept_.emplace_back(std::move(message));
-    inner().send(kept.target, kept.kind, kept.bytes);
+    std::erase_if(kept_, [this](const Kept& kept) { return inner().sent(kept.ticket); });
+    const std::uint64_t ticket = inner().send(message.target, message.kind, message.bytes);
+    kept_.push_back({ticket, std::move(message.bytes)});
   }
 
  protected:
@@ -57,8 +56,14 @@ class Tampering final : public Forwarding {
  private:
   static constexpr std::uint64_t kEndedSend = 0;  // as the stepped transport has it
 
+  /// What the network may still read.
+  struct Kept {
+    std::uint64_t ticket;
+    std::vector<std::byte> bytes;
+  };
+
   Tamper tamper_;
-  std::deque<Outgoing> kept_;
+  std::vector<Kept> kept_;
 };
 
 }  // namespace ferry::testing

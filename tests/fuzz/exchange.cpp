@@ -130,17 +130,22 @@ ExchangeOptions choose_options(const Script& script) {
 }
 
 std::span<const Call> choose_calls(const Script& script) {
-  static constexpr std::array kForward{Call::plan, Call::dispatch, Call::combine};
+  static constexpr std::array kForward{Call::all_gather, Call::plan, Call::dispatch, Call::combine,
+                                       Call::all_gather};
   static constexpr std::array kReplay{Call::plan, Call::dispatch, Call::combine, Call::dispatch,
                                       Call::combine};
   static constexpr std::array kEarly{Call::plan_and_dispatch, Call::combine,
                                      Call::plan_and_dispatch, Call::combine};
+  static constexpr std::array kGather{Call::gather_and_plan, Call::end_gather, Call::combine,
+                                      Call::gather_and_plan, Call::end_gather, Call::combine};
   static constexpr std::array kBackward{Call::plan, Call::combine_backward,
                                         Call::dispatch_backward};
   switch (script.head[0] / 32 % 4) {
     case 0: return kForward;
     case 1: return kReplay;
-    case 2: return kEarly;
+    case 2:
+      if (choose_options(script).strategy == Strategy::node_gather) return kGather;
+      return kEarly;
     default: return kBackward;
   }
 }
@@ -182,9 +187,12 @@ class Enemy {
       act(event, out);
     }
     std::vector<Outgoing>& held = held_[rank];
-    if (!hold) out.insert(out.end(), held.begin(), held.end());
+    if (hold) {
+      held.insert(held.end(), out.begin(), out.end());
+      return {};
+    }
+    out.insert(out.end(), held.begin(), held.end());
     held.clear();
-    if (hold) held.swap(out);
     return out;
   }
 
@@ -258,11 +266,17 @@ void check_end(SteppedRanks& ranks, const std::vector<RankCalls>& calls, const S
     require(text.find("internal check") == std::string::npos, text);
     require(script.lies() || text.find("rank ") != std::string::npos, "names no rank: " + text);
   }
+  for (const RankCalls& one : calls) {
+    for (std::size_t rank = 0; rank < one.gathered().size() && !script.lies(); ++rank) {
+      const std::vector<std::byte> given(rank + 1, static_cast<std::byte>(rank));
+      require(one.gathered()[rank] == given, "all_gather is wrong");
+    }
+  }
   const bool well = std::ranges::all_of(calls, [](const auto& one) { return !one.error(); });
   const ExchangeOptions options = choose_options(script);
   const bool exact = !options.wire_dispatch && !options.wire_combine &&
                      options.weights == WeightMode::at_combine &&
-                     choose_calls(script).back() == Call::combine;
+                     choose_calls(script).back() != Call::dispatch_backward;
   const bool damaged = spoiled && !options.checksum_payload;
   if (!well || !exact || damaged || script.lies()) return;
   for (const int rank : ranks.all()) {
