@@ -20,7 +20,7 @@ class Indices : public Conformance {
   }
 };
 
-constexpr std::uint64_t kHeaderBytes = 132;
+constexpr std::uint64_t kHeaderBytes = 140;
 
 std::uint64_t varint_bytes(std::uint64_t value) { return value < 128 ? 1 : 2; }
 
