@@ -306,8 +306,8 @@ struct TransportLimits {
   double deadline_s = 300;                          ///< since a peer's last sign of life
   std::uint64_t pool_limit_bytes = 64ULL << 30;     ///< window slots of this rank
   std::uint64_t metadata_limit_bytes = 1ULL << 30;  ///< one metadata message
-  /// Tokens of one rank in one plan. A peer that says more is refused: some memory of a plan grows
-  /// with the tokens of its sources, however few of them come.
+  /// Tokens of one rank in one plan, the same on all ranks. A peer that says more is refused: some
+  /// memory of a plan grows with the tokens of its sources, however few of them come.
   std::uint64_t num_tokens_limit = 1ULL << 24;
   /// Rows that start_gather stages on this rank before their plan, split over their sources.
   std::uint64_t gather_staging_bytes = 64ULL << 20;

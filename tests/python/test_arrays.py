@@ -262,6 +262,18 @@ def test_a_slot_is_free_when_its_last_view_goes():
     ferry.run(layer)
 
 
+def test_a_plan_of_more_tokens_than_allowed_is_refused():
+    def layer(group):
+        exchange = exchange_of(group)
+        group.set_limits(num_tokens_limit=TOKENS)
+        exchange.plan(ids_of(group))
+        group.set_limits(num_tokens_limit=TOKENS - 1)
+        with pytest.raises(ferry.LimitExceededError, match="raise num_tokens_limit"):
+            exchange.plan(ids_of(group))
+
+    ferry.run(layer)
+
+
 def test_a_pending_keeps_its_arrays():
     def layer(group):
         exchange = exchange_of(group)
