@@ -132,7 +132,8 @@ class Group:
         for message in messages:
             if message.startswith(_REFUSED):
                 raise InvalidArgumentError(message[len(_REFUSED):].decode())
-        ops = [message.split(b" ", 1)[0].decode() for message in messages]
+        # Another call's bytes can be any.
+        ops = [message.split(b" ", 1)[0].decode(errors="replace")[:32] for message in messages]
         for rank, other in enumerate(ops):
             if other != ops[0]:
                 raise MismatchError(f"{call}: rank {rank} asked for {other}, rank 0 for {ops[0]}; "

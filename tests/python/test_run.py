@@ -398,6 +398,17 @@ def test_ranks_that_disagree():
     ferry.run(body, 2, 1)
 
 
+def test_an_array_where_others_gather_bytes():
+    def body(group):
+        if group.rank == 1:
+            group.all_gather(b"\xff" * 1000)
+            return
+        with pytest.raises(ferry.MismatchError, match="make the same call"):
+            group.all_gather(np.zeros(3))
+
+    ferry.run(body, 2, 1)
+
+
 def test_one_rank_without_a_launcher():
     with ferry.init() as group:
         assert (group.rank, group.size) == (0, 1)
