@@ -306,11 +306,57 @@ void run(Input input) {
   check_end(ranks, calls, script, enemy.spoiled());
 }
 
+namespace {
+
+/// Ranks refuse nothing, and send no poison, unless something else went wrong before.
+std::vector<Event> with_cause(const Event& event) {
+  if (event.type != wire::MessageType::poison) return {event};
+  const Event cause{.type = wire::MessageType::metadata,
+                    .action = Action::flip,
+                    .at = wire::kMetadataHeaderBytes,
+                    .value = {std::byte{1}}};
+  return {cause, event};
+}
+
+/// A field that says how much comes, or for whom, at its place in docs/wire-formats.md.
+struct Field {
+  std::string name;
+  wire::MessageType type = wire::MessageType::fragment;
+  std::uint16_t at = 0;
+};
+
+std::vector<Field> fields() {
+  using wire::MessageType;
+  return {{"fragment_exchange", MessageType::fragment, 20},
+          {"fragment_plan", MessageType::fragment, 24},
+          {"fragment_ordinal", MessageType::fragment, 28},
+          {"fragment_index", MessageType::fragment, 36},
+          {"fragment_num_rows", MessageType::fragment, 40},
+          {"fragment_payload_bytes", MessageType::fragment, 44},
+          {"fragment_grant_plan", MessageType::fragment, 56},
+          {"fragment_grant_ordinal", MessageType::fragment, 60},
+          {"fragment_grant_fragments", MessageType::fragment, 64},
+          {"metadata_exchange", MessageType::metadata, 20},
+          {"metadata_plan", MessageType::metadata, 24},
+          {"metadata_num_tokens", MessageType::metadata, 40},
+          {"metadata_body_bytes", MessageType::metadata, 48},
+          {"metadata_source", MessageType::metadata, 88},
+          {"grant_exchange", MessageType::grant, 12},
+          {"grant_plan", MessageType::grant, 16},
+          {"grant_ordinal", MessageType::grant, 20},
+          {"grant_fragments", MessageType::grant, 24},
+          {"poison_exchange", MessageType::poison, 20},
+          {"poison_plan", MessageType::poison, 24},
+          {"poison_text_bytes", MessageType::poison, 36}};
+}
+
+}  // namespace
+
 std::vector<Seed> seeds() {
   std::vector<Seed> made{{"as_sent", write_script({.head = {1, 0}, .events = {}})}};
   const auto add = [&made](const std::string& name, std::array<unsigned, kHeadBytes> head,
                            const Event& event) {
-    made.push_back({name, write_script({.head = head, .events = {event}})});
+    made.push_back({name, write_script({.head = head, .events = with_cause(event)})});
   };
   const std::array<std::string, 4> types{"fragment", "metadata", "grant", "poison"};
   const std::array<std::string, kActions> actions{"flip",  "resize",        "repeat",
@@ -321,11 +367,18 @@ std::vector<Seed> seeds() {
     for (std::size_t action = 0; action < actions.size(); ++action, ++variant) {
       add(types[type] + "_" + actions[action], {variant % 128, variant % 3 == 0 ? variant % 64 : 0},
           {.type = static_cast<wire::MessageType>(type + 1),
-           .place = static_cast<int>(variant % 3),
+           .place = type + 1 == types.size() ? 0 : static_cast<int>(variant % 3),
            .action = static_cast<Action>(action),
            .at = static_cast<std::uint16_t>(16 + variant),
            .value = {std::byte{1}, std::byte{0}, std::byte{0}, std::byte{0}}});
     }
+  }
+  for (const Field& field : fields()) {
+    add(field.name, {1, 0},
+        {.type = field.type,
+         .action = Action::forge,
+         .at = field.at,
+         .value = {std::byte{0}, std::byte{0}, std::byte{0}, std::byte{0x40}}});
   }
   return made;
 }
