@@ -11,6 +11,7 @@ namespace ferry::fuzz {
 namespace {
 
 constexpr std::size_t kLimitsBytes = 12;
+constexpr std::size_t kMostBytes = 1 << 16;
 constexpr unsigned kSlots = 1;
 constexpr unsigned kNoWeights = 2;
 
@@ -61,6 +62,26 @@ void check_range(const plan::Membership& membership, const wire::MembershipLimit
   }
 }
 
+/// How the lists of a membership that was decoded are written.
+wire::IndexEncoding read_encoding(Input membership) {
+  const auto form = std::to_integer<unsigned>(membership[1]);
+  return {static_cast<ListEncoding>(form & 3), static_cast<ListEncoding>(form >> 2 & 3)};
+}
+
+void check_round_trip(const plan::Membership& membership, const wire::MembershipLimits& limits,
+                      wire::IndexEncoding encoding) {
+  if (!wire::can_hold(encoding.experts, membership, limits.form)) return;
+  const std::uint64_t size = wire::encoded_membership_bytes(membership, limits.form, encoding);
+  // A bitmask of four billion tokens is no news.
+  if (size > kMostBytes) return;
+  const std::vector<std::byte> bytes = wire::test::encoded(membership, limits.form, encoding);
+  require(bytes.size() == size, "another size: " + wire::test::to_text(encoding));
+  plan::Membership decoded;
+  const auto error = wire::decode_membership(bytes, limits, decoded);
+  require(!error, "its own encoding is refused: " + error.value_or(""));
+  require(decoded == membership, "another membership: " + wire::test::to_text(encoding));
+}
+
 }  // namespace
 
 void run(Input input) {
@@ -74,16 +95,16 @@ void run(Input input) {
     return;
   }
   check_range(decoded, limits);
-  // The encoder picks the smallest form, a sender may have picked another one.
-  const std::vector<std::byte> again = wire::test::encoded(decoded, limits.form);
-  require(again.size() == wire::encoded_membership_bytes(decoded, limits.form), "another size");
-  require(again.size() <= bytes.span().size(), "larger than what was decoded");
-  plan::Membership twice;
-  const auto error = wire::decode_membership(again, limits, twice);
-  require(!error, "its own encoding is refused: " + error.value_or(""));
-  require(twice == decoded, "its own encoding is another membership");
+  const wire::IndexEncoding encoding = read_encoding(bytes.span());
+  require(wire::can_hold(encoding.experts, decoded, limits.form), "an encoding that loses order");
+  const std::vector<std::byte> again = wire::test::encoded(decoded, limits.form, encoding);
+  require(std::ranges::equal(again, bytes.span()), "one encoding gave two forms");
+  for (const wire::IndexEncoding other : wire::test::all_encodings()) {
+    check_round_trip(decoded, limits, other);
+  }
 }
 
+// Each shape in every encoding of either list, one of both at a time.
 std::vector<Seed> seeds() {
   std::mt19937_64 random(7);
   const std::vector<std::pair<std::string, wire::test::MembershipShape>> shapes{
@@ -91,16 +112,23 @@ std::vector<Seed> seeds() {
       {"sparse", {900, 3, 300, 0.02}},
       {"wide", {30, 8, 400, 0.5}},
       {"many_entries", {12, 40, 64, 1.0}},
+      {"ordered", {30, 8, 16, 0.5, false, true, true}},
+      {"repeats", {.num_tokens = 60, .num_topk = 8, .num_columns = 32, .repeats = 0.7}},
       {"no_tokens", {0, 1, 1, 0}},
       {"none_come", {100, 8, 16, 0}},
       {"slots", {30, 8, 32, 0.7, true}},
-      {"no_weights", {30, 8, 32, 0.7, false, false}},
-      {"slots_only", {30, 8, 32, 0.7, true, false}}};
+      {"no_weights", {30, 8, 32, 0.7, false, false, true}},
+      {"slots_only", {30, 8, 32, 0.7, true, false, true}}};
   std::vector<Seed> made;
   for (const auto& [name, shape] : shapes) {
-    Seed seed{name, write_limits(shape.limits())};
-    wire::encode_membership(wire::test::random_membership(shape, random), shape.form(), seed.bytes);
-    made.push_back(seed);
+    const plan::Membership membership = wire::test::random_membership(shape, random);
+    for (const ListEncoding encoding : kListEncodings) {
+      const bool holds = wire::can_hold(encoding, membership, shape.form());
+      const ListEncoding experts = holds ? encoding : ListEncoding::packed;
+      Seed seed{name + "_" + std::string(to_string(encoding)), write_limits(shape.limits())};
+      wire::encode_membership(membership, shape.form(), {encoding, experts}, seed.bytes);
+      made.push_back(seed);
+    }
   }
   return made;
 }
