@@ -3,7 +3,7 @@
 //
 // One rank of T tokens, uniform routing, top-8 of 256 experts, and its membership for one of N
 // nodes. `encode` and `decode` are time over that of raw lists, medians over the repeats; `bytes`
-// and `entropy` are of the lists; `choose_us` and `learn_us` are what a plan spends on the choice.
+// and `entropy` are of the lists; `choose_us` is what the choice takes.
 //
 //   bench_membership
 
@@ -76,12 +76,10 @@ void run_case(benchmark::State& state) {
   const wire::MembershipForm form{.num_columns = kExperts / num_nodes};
   const wire::MembershipLimits limits{static_cast<std::uint64_t>(num_tokens), kTopk, form};
   wire::MembershipHistory history;
-  history.learn(membership);
   Way chosen{.encoding = wire::choose_encoding(membership, form, history)};
   Way raw{.encoding = {ListEncoding::raw, ListEncoding::raw}};
   plan::Membership decoded;
   std::vector<double> choose_us;
-  std::vector<double> learn_us;
   for (auto _ : state) {
     for (int repeat = 0; repeat < kRepeats; ++repeat) {
       for (Way* way : {&raw, &chosen}) {
@@ -98,7 +96,6 @@ void run_case(benchmark::State& state) {
       }
       choose_us.push_back(us_of(
           [&] { benchmark::DoNotOptimize(wire::choose_encoding(membership, form, history)); }));
-      learn_us.push_back(us_of([&] { history.learn(membership); }));
     }
   }
   const auto ratio = [&](std::vector<double> Way::*part) {
@@ -109,7 +106,6 @@ void run_case(benchmark::State& state) {
   state.counters["encode_us"] = median(chosen.encode_us);
   state.counters["decode_us"] = median(chosen.decode_us);
   state.counters["choose_us"] = median(choose_us);
-  state.counters["learn_us"] = median(learn_us);
   state.counters["bytes"] =
       static_cast<double>(wire::index_bytes(membership, form, chosen.encoding));
   state.counters["raw"] = static_cast<double>(wire::index_bytes(membership, form, raw.encoding));

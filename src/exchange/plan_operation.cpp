@@ -152,15 +152,6 @@ void PlanOperation::encode_membership(int node, std::vector<std::byte>& message)
                       .bytes = wire::encode_membership(membership, form, chosen, message)});
 }
 
-// For the plans to come, so while the messages of this one are under way.
-void PlanOperation::learn_indices() {
-  if (learned_) return;
-  learned_ = true;
-  for (const IndexSummary& summary : indices_) {
-    exchange().index_histories[summary.node].learn(inputs_->own[summary.node]);
-  }
-}
-
 // Counts the rows of a message per expert of this node. Where the sender's options differ nothing
 // is decoded: every rank finds the difference in the headers.
 MetadataRound::Note PlanOperation::annotate(const wire::MetadataHeader& header,
@@ -214,7 +205,6 @@ std::optional<std::string> PlanOperation::decode_body(const wire::MetadataHeader
 bool PlanOperation::step() {
   if (!round_) make_round();
   const bool advanced = round_->step(*this);
-  learn_indices();
   if (!running() || !round_->complete(*this)) return advanced;
   // All ranks read the same headers, so each finds the same difference by itself.
   if (const auto error = read_headers()) {

@@ -40,7 +40,6 @@ class PlanOperation final : public Operation {
   wire::RowSummary summarise_rows() const;
   std::vector<std::byte> make_message(int node, const wire::RowSummary& summary);
   void encode_membership(int node, std::vector<std::byte>& message);
-  void learn_indices();
   MetadataRound::Note annotate(const wire::MetadataHeader& header, std::span<const std::byte> body);
   std::optional<std::string> decode_body(const wire::MetadataHeader& header,
                                          std::span<const std::byte> body);
@@ -58,7 +57,6 @@ class PlanOperation final : public Operation {
   std::unique_ptr<MetadataRound> round_;
   std::vector<wire::MetadataHeader> headers_;
   std::vector<IndexSummary> indices_;  ///< of other nodes, ascending
-  bool learned_ = false;
   std::shared_ptr<PlanState> result_;
 };
 

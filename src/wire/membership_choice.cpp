@@ -1,5 +1,5 @@
-// Sizes of all encodings but runs follow from numbers of tokens, entries and columns alone; runs
-// are foretold. Routing at random is what is assumed before the first plan.
+// Sizes of all encodings but runs follow from numbers of tokens, entries and columns alone; runs are
+// estimated.
 
 #include "wire/membership_choice.hpp"
 
@@ -15,10 +15,11 @@ namespace ferry::wire {
 
 namespace {
 
-/// What a plan counts for once the next one is learnt from.
-constexpr double kMemory = 0.75;
-/// Tokens of a plan that are looked at.
-constexpr std::size_t kStretch = 512;
+/// What earlier plans count for beside one of which nothing is looked at.
+constexpr double kMemory = 0.25;
+/// Tokens of a plan that are looked at: all, or so many stretches of so many.
+constexpr std::size_t kStretches = 8;
+constexpr std::size_t kStretch = 64;
 /// Share of both lists that one may take more than another that is decoded more slowly.
 constexpr double kTolerance = 1.0 / 32;
 
@@ -74,25 +75,12 @@ double run_token_bytes(const plan::Membership& membership, const MembershipHisto
   return std::ceil((1 + bits * history.token_runs()) / 8);
 }
 
-/// Share of the tokens that name other experts than the token before, routed at random: as if they
-/// had one of two numbers of entries, next to the mean.
-double random_new_experts(const ExpertLists& lists, int num_columns) {
-  const double mean = static_cast<double>(lists.entries()) / static_cast<double>(lists.tokens);
-  double same_list = 1;  // chance of two tokens with `count` entries
-  double count = 0;
-  for (; count < std::floor(mean); ++count) same_list /= num_columns - count;
-  const double more = mean - count;
-  const double next = more > 0 ? same_list / (num_columns - count) : 0;
-  return 1 - (1 - more) * (1 - more) * same_list - more * more * next;
-}
-
 double run_expert_bytes(const ExpertLists& lists, const MembershipForm& form,
                         const MembershipHistory& history) {
   if (entry_bytes(form) == 0) return kCannot;
   if (lists.tokens == 0) return 0;
-  const double share = history.new_experts().value_or(random_new_experts(lists, form.num_columns));
   const auto tokens = static_cast<double>(lists.tokens);
-  const double runs = std::max(share * tokens, 1.0);
+  const double runs = std::max(history.new_experts() * tokens, 1.0);
   const double entries = runs * static_cast<double>(lists.entries()) / tokens;
   const double count_bits = std::min(entries, runs * std::bit_width(lists.count_bits));
   return 1 + std::ceil(runs * mean_gamma_bits(tokens / runs) / 8) + std::ceil(count_bits / 8) +
@@ -118,30 +106,44 @@ double log2_factorial(std::uint64_t of) {
 void MembershipHistory::learn(const plan::Membership& membership) {
   const std::size_t count = membership.tokens.size();
   if (count == 0) return;
-  // Another stretch of the tokens each time, so that a long membership costs no more than a short
-  // one.
-  const std::size_t length = std::min(count, kStretch);
-  const std::size_t begin = length < count ? next_stretch_ % (count - length) : 0;
-  next_stretch_ = begin + length;
+  const std::size_t seen = std::min(count, kStretches * kStretch);
+  const double unseen = 1 - static_cast<double>(seen) / static_cast<double>(count);
+  for (double* const sum : {&run_bits_, &random_run_bits_, &new_lists_, &lists_}) {
+    *sum *= kMemory * unseen;
+  }
+  if (seen == count) {
+    look_at(membership, 0, count);
+    return;
+  }
+  for (std::size_t i = 0; i < kStretches; ++i) {
+    look_at(membership, (count - kStretch) * i / (kStretches - 1), kStretch);
+  }
+}
+
+void MembershipHistory::look_at(const plan::Membership& membership, std::size_t begin,
+                                std::size_t length) {
+  const std::size_t count = membership.tokens.size();
   const auto tokens = std::span(membership.tokens).subspan(begin, length);
   const std::uint64_t first = begin == 0 ? 0 : membership.tokens[begin - 1] + 1ULL;
   const std::uint64_t end = begin + length == count ? membership.num_tokens : tokens.back() + 1ULL;
   const double share = static_cast<double>(length) / static_cast<double>(count);
-  run_bits_ = kMemory * run_bits_ + static_cast<double>(token_run_bits(tokens, first, end));
-  random_run_bits_ = kMemory * random_run_bits_ +
-                     share * random_run_bits(static_cast<double>(membership.num_tokens),
-                                             static_cast<double>(count));
+  run_bits_ += static_cast<double>(token_run_bits(tokens, first, end));
+  random_run_bits_ += share * random_run_bits(static_cast<double>(membership.num_tokens),
+                                              static_cast<double>(count));
 
-  const ExpertLists lists(std::span(membership.entry_begin).subspan(begin, length + 1),
-                          membership.columns);
-  std::uint64_t new_lists = 1;
-  for (std::uint64_t i = 1; i < length; ++i) new_lists += equals_last(lists, i) ? 0 : 1;
-  new_lists_ = kMemory * new_lists_ + static_cast<double>(new_lists);
-  lists_ = kMemory * lists_ + static_cast<double>(length);
+  const std::size_t before = begin == 0 ? 0 : 1;  // the first token begins a run if nothing is
+  const ExpertLists lists(
+      std::span(membership.entry_begin).subspan(begin - before, length + before + 1),
+      membership.columns);
+  std::uint64_t new_lists = 1 - before;
+  for (std::uint64_t i = 1; i < lists.tokens; ++i) new_lists += equals_last(lists, i) ? 0 : 1;
+  new_lists_ += static_cast<double>(new_lists);
+  lists_ += static_cast<double>(length);
 }
 
 IndexEncoding choose_encoding(const plan::Membership& membership, const MembershipForm& form,
-                              const MembershipHistory& history) {
+                              MembershipHistory& history) {
+  history.learn(membership);
   const ExpertLists lists(membership);
   Sizes tokens{};
   Sizes experts{};

@@ -1,42 +1,41 @@
 #pragma once
 // Which encodings a membership is written in: chosen before it is, from sizes that are known at
-// once and from what memberships for the same node were like in earlier plans; and what the choice
-// is to be measured by.
+// once and from a look at some of its tokens and at those of earlier plans; and what the choice is
+// to be measured by.
 
 #include <cstddef>
-#include <optional>
 
 #include "plan/membership.hpp"
 #include "wire/membership_codec.hpp"
 
 namespace ferry::wire {
 
-/// What earlier plans of an exchange showed of its tokens for one node, the last one most. How many
-/// tokens and entries there are is known of the plan at hand; how they lie is taken from here.
+/// How the tokens for one node lie in the plans of an exchange: in the last one, and where that is
+/// too long to be looked at as a whole, in those before.
 class MembershipHistory {
  public:
-  /// Looks at a few hundred tokens at most.
+  /// Cost: a pass over a few hundred tokens at most
   void learn(const plan::Membership& membership);
 
-  /// Bits of runs of tokens, over what they take where tokens come at random; 1 before any plan.
+  /// Bits of runs of tokens, over what they take where tokens come at random.
   double token_runs() const { return random_run_bits_ > 0 ? run_bits_ / random_run_bits_ : 1; }
-  /// Share of the tokens that name other experts than the token before; nothing before any plan.
-  std::optional<double> new_experts() const {
-    return lists_ > 0 ? std::optional(new_lists_ / lists_) : std::nullopt;
-  }
+  /// Share of the tokens that name other experts than the token before.
+  double new_experts() const { return lists_ > 0 ? new_lists_ / lists_ : 1; }
 
  private:
+  void look_at(const plan::Membership& membership, std::size_t begin, std::size_t length);
+
   double run_bits_ = 0;
   double random_run_bits_ = 0;
   double new_lists_ = 0;
   double lists_ = 0;
-  std::size_t next_stretch_ = 0;
 };
 
-/// The encodings that promise the fewest bytes. Cost: O(1), a pass over the counts, and one over
-/// the entries where a bitmask of experts would be smallest.
+/// The encodings that promise the fewest bytes, after the history has learnt from the membership.
+/// Cost: that, a pass over the counts, and one over the entries where a bitmask of experts would be
+/// smallest
 IndexEncoding choose_encoding(const plan::Membership& membership, const MembershipForm& form,
-                              const MembershipHistory& history);
+                              MembershipHistory& history);
 
 /// The encodings that take the fewest bytes. Cost: a pass over the entries for each of them.
 IndexEncoding best_encoding(const plan::Membership& membership, const MembershipForm& form);

@@ -2,6 +2,7 @@
 // it is read from bytes that nobody vouches for.
 
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -49,6 +50,8 @@ class TokenDecoder {
 
  private:
   std::optional<std::string> take_count(std::uint64_t& count);
+  template <typename Visit>
+  std::optional<std::string> read_runs(BitReader& reader, const Visit& visit) const;
   /// Refuses a number of tokens whose list and experts cannot be there; else makes room for them.
   std::optional<std::string> make_room(std::uint64_t count, std::uint64_t list_bytes) {
     const std::uint64_t needed = list_bytes + bytes_of_bits(count * bits_per_token_);
@@ -154,41 +157,42 @@ std::optional<std::string> TokenDecoder::take_packed() {
   return std::nullopt;
 }
 
-std::optional<std::string> TokenDecoder::take_runs() {
-  tokens_.clear();
-  if (num_tokens_ == 0) return std::nullopt;
-  BitReader reader(rest_);
+/// Calls visit(first, count) for each run of tokens that come.
+template <typename Visit>
+std::optional<std::string> TokenDecoder::read_runs(BitReader& reader, const Visit& visit) const {
   bool come = false;
   if (!reader.take_bit(come)) return std::string("membership: the runs of tokens are cut off");
-  const bool first_come = come;
-  std::uint64_t next = 0;
-  std::uint64_t count = 0;
-  for (std::uint64_t run = 0; next < num_tokens_; come = !come) {
+  for (std::uint64_t next = 0, run = 0; next < num_tokens_; next += run, come = !come) {
     if (!reader.take_gamma(run) || run > num_tokens_ - next) {
       return fmt::format(
           "membership: the run from token {} on is cut off or too long; expected at most {} tokens",
           next, num_tokens_ - next);
     }
-    next += run;
-    count += come ? run : 0;
+    if (come) visit(next, run);
   }
   if (!reader.rest_of_byte_is_zero()) {
     return std::string("membership: the bits after the runs of tokens are not 0");
   }
+  return std::nullopt;
+}
+
+std::optional<std::string> TokenDecoder::take_runs() {
+  tokens_.clear();
+  if (num_tokens_ == 0) return std::nullopt;
+  // Counted first: a run takes no more bits than its length does.
+  BitReader reader(rest_);
+  std::uint64_t count = 0;
+  const auto add = [&count](std::uint64_t /*first*/, std::uint64_t run) { count += run; };
+  if (auto error = read_runs(reader, add)) return error;
   if (auto error = make_room(count, reader.bytes_taken())) return error;
   BitReader again(rest_);
-  std::uint64_t at = 0;
-  next = 0;
-  come = first_come;
-  (void)again.take_bit(come);
-  for (std::uint64_t run = 0; next < num_tokens_; come = !come, next += run) {
-    if (!again.take_gamma(run)) break;
-    for (std::uint64_t i = 0; come && i < run; ++i) {
-      tokens_[at++] = static_cast<std::uint32_t>(next + i);
-    }
-  }
-  rest_ = rest_.subspan(reader.bytes_taken());
-  return std::nullopt;
+  std::uint32_t* out = tokens_.data();
+  auto error = read_runs(again, [&out](std::uint64_t first, std::uint64_t run) {
+    std::iota(out, out + run, static_cast<std::uint32_t>(first));
+    out += run;
+  });
+  rest_ = rest_.subspan(again.bytes_taken());
+  return error;
 }
 
 }  // namespace

@@ -65,7 +65,6 @@ TEST_P(Indices, SizesAddUpToWhatIsSent) {
     Exchange exchange = make_exchange(context, first.group());
     const Topology& topology = first.group().topology;
     const auto others = static_cast<std::uint64_t>(topology.num_nodes() - 1);
-    // The second plan is written with what the first one showed.
     for (const Layer* one : {&first, &second, &first}) {
       const Routing routing = one->routing(context.rank());
       const TrafficCounters before = context.transport().counters();
@@ -124,22 +123,26 @@ TEST_P(Indices, BoundsAreThoseOfTheRouting) {
   });
 }
 
-// Tokens go to one rank after the other, 32 at a time: runs of a length that nobody expects.
-TEST_P(Indices, PlansAreWrittenAsTheOnesBeforeLooked) {
-  RoutingData data{.num_tokens = 512, .num_topk = 1, .topk_idx = {}, .topk_weights = {}};
+// Tokens go to one rank after the other, 32 at a time, and then to any, by turns.
+TEST_P(Indices, PlansAreWrittenAsTheirTokensLie) {
+  RoutingData in_runs{.num_tokens = 512, .num_topk = 1, .topk_idx = {}, .topk_weights = {}};
   for (int token = 0; token < 512; ++token) {
-    data.topk_idx.push_back(4 * (token / 32 % num_ranks()) + token % 4);
+    in_runs.topk_idx.push_back(4 * (token / 32 % num_ranks()) + token % 4);
   }
-  const std::vector<RoutingData> all(static_cast<std::size_t>(num_ranks()), data);
-  const Layer shared{group(4 * num_ranks()), all};
+  const auto all_ranks = static_cast<std::size_t>(num_ranks());
+  const std::vector<RoutingData> same(all_ranks, in_runs);
+  const std::vector<std::int64_t> tokens(all_ranks, 512);
+  const RoutingSpec spec{.num_experts = 4 * num_ranks(), .num_topk = 1};
+  const Layer runs{group(spec.num_experts), same};
+  const Layer random{group(spec.num_experts), make_all_routing(spec, tokens, 5)};
   run([&](RankContext& context) -> Task {
-    Exchange exchange = make_exchange(context, shared.group());
-    for (const bool first : {true, false}) {
-      const Plan plan = co_await exchange.start_plan(shared.routing(context.rank()));
+    Exchange exchange = make_exchange(context, runs.group());
+    for (const Layer* one : {&runs, &random, &runs}) {
+      const Plan plan = co_await exchange.start_plan(one->routing(context.rank()));
       for (const IndexSummary& index : plan.indices()) {
-        require((index.tokens == ListEncoding::runs) != first,
-                fmt::format("plan {}: tokens for node {} are {}", first ? 1 : 2, index.node,
-                            to_string(index.tokens)));
+        require((index.tokens == ListEncoding::runs) == (one == &runs),
+                fmt::format("{} tokens for node {} are {}", one == &runs ? "regular" : "random",
+                            index.node, to_string(index.tokens)));
       }
     }
   });

@@ -3,14 +3,11 @@
 
 #include <cmath>
 #include <filesystem>
-#include <map>
+#include <limits>
 
 #include <gtest/gtest.h>
 
-#include "common/generator.hpp"
-#include "common/trace.hpp"
-#include "plan/experts.hpp"
-#include "wire/membership_choice.hpp"
+#include "index_replay.hpp"
 
 namespace ferry::tools {
 namespace {
@@ -68,42 +65,29 @@ double heat_entropy(const plan::Membership& membership, int num_columns) {
 double order_entropy(const plan::Membership& membership) {
   double bits = 0;
   for (std::size_t i = 0; i < membership.tokens.size(); ++i) {
-    bits += std::lgamma(membership.entry_begin[i + 1] - membership.entry_begin[i] + 1.0) /
-            std::log(2);
+    bits +=
+        std::lgamma(membership.entry_begin[i + 1] - membership.entry_begin[i] + 1.0) / std::log(2);
   }
   return bits;
 }
 
-/// Memberships for every node but the first, one rank's on each of `num_nodes` nodes.
-std::vector<plan::Membership> remote(const support::RoutingData& routing, int num_experts,
-                                     int num_nodes) {
-  const Topology topology = Topology::uniform(num_nodes, 1);
-  auto split = plan::split_by_node(
-      routing.view(), plan::ExpertIndex(topology, Placement::contiguous(num_experts, num_nodes)),
-      topology);
-  split.erase(split.begin());
-  return split;
-}
-
-/// Bytes of the lists for all other nodes, as the first plan of an exchange chooses them.
-struct ListBytes {
-  double chosen = 0;
-  double heat_entropy = 0;
+/// Of the lists for all other nodes, as the first plan of an exchange chooses them.
+struct Lists {
+  ListBytes bytes;
+  double heat_entropy = 0;  ///< in bytes, as the next
   double order_entropy = 0;
-  double reported_entropy = 0;
 };
-ListBytes list_bytes(const std::string& routing, int num_nodes, std::int64_t num_tokens) {
-  const RouterShape shape{.num_experts = 256, .num_topk = 8};
+Lists random_lists(const std::string& routing, int num_nodes, std::int64_t num_tokens) {
+  const RouterShape router{.num_experts = 256, .num_topk = 8};
+  const ReplayShape shape{.num_experts = 256, .num_nodes = num_nodes};
   const std::vector<std::int64_t> tokens{num_tokens};
-  const auto data = generate_routing(parse_routing(routing), shape, tokens, 11);
-  const wire::MembershipForm form{.num_columns = shape.num_experts / num_nodes};
-  ListBytes result;
-  for (const plan::Membership& membership : remote(data.front(), shape.num_experts, num_nodes)) {
-    result.chosen += static_cast<double>(wire::index_bytes(
-        membership, form, wire::choose_encoding(membership, form, {})));
-    result.heat_entropy += heat_entropy(membership, form.num_columns) / 8;
+  const auto data = generate_routing(parse_routing(routing), router, tokens, 11);
+  Lists result;
+  for (const plan::Membership& membership : remote(data.front(), shape)) {
+    wire::MembershipHistory history;
+    result.bytes += list_bytes(membership, shape, history);
+    result.heat_entropy += heat_entropy(membership, shape.form().num_columns) / 8;
     result.order_entropy += order_entropy(membership) / 8;
-    result.reported_entropy += wire::index_entropy_bits(membership, form) / 8;
   }
   return result;
 }
@@ -117,7 +101,8 @@ TEST(IndexEncoding, RandomRoutingTakesAtMostSixTenthsMoreThanItsEntropy) {
     for (const std::int64_t num_tokens : {64, 512, 4096}) {
       const double entropy = static_cast<double>(num_tokens) * (num_nodes - 1) / 8 *
                              set_entropy(256, 256 / num_nodes, 8);
-      EXPECT_LE(list_bytes("uniform", num_nodes, num_tokens).chosen, kMostOverEntropy * entropy)
+      EXPECT_LE(random_lists("uniform", num_nodes, num_tokens).bytes.chosen,
+                kMostOverEntropy * entropy)
           << num_nodes << " nodes, " << num_tokens << " tokens";
     }
   }
@@ -127,7 +112,7 @@ TEST(IndexEncoding, GroupedRoutingTakesAtMostSixTenthsMoreThanItsEntropy) {
   for (const int num_nodes : {2, 4, 8}) {
     const double per_token =
         group_entropy(parse_routing("group:8,4"), {.num_experts = 256, .num_topk = 8}, num_nodes);
-    EXPECT_LE(list_bytes("group:8,4", num_nodes, 4096).chosen,
+    EXPECT_LE(random_lists("group:8,4", num_nodes, 4096).bytes.chosen,
               kMostOverEntropy * per_token * 4096 * (num_nodes - 1) / 8)
         << num_nodes << " nodes";
   }
@@ -135,10 +120,10 @@ TEST(IndexEncoding, GroupedRoutingTakesAtMostSixTenthsMoreThanItsEntropy) {
 
 TEST(IndexEncoding, SkewedRoutingTakesAtMostSixTenthsMoreThanItsEntropy) {
   for (const int num_nodes : {2, 4, 8, 16}) {
-    const ListBytes mild = list_bytes("zipf:0.5", num_nodes, 4096);
-    EXPECT_LE(mild.chosen, kMostOverEntropy * mild.heat_entropy) << num_nodes << " nodes";
-    const ListBytes strong = list_bytes("zipf:1", num_nodes, 4096);
-    EXPECT_LE(strong.chosen, kMostOverEntropy * (strong.heat_entropy + strong.order_entropy))
+    const Lists mild = random_lists("zipf:0.5", num_nodes, 4096);
+    EXPECT_LE(mild.bytes.chosen, kMostOverEntropy * mild.heat_entropy) << num_nodes << " nodes";
+    const Lists strong = random_lists("zipf:1", num_nodes, 4096);
+    EXPECT_LE(strong.bytes.chosen, kMostOverEntropy * (strong.heat_entropy + strong.order_entropy))
         << num_nodes << " nodes";
   }
 }
@@ -147,56 +132,31 @@ TEST(IndexEncoding, ReportedEntropyIsThatOfTheRouting) {
   for (const int num_nodes : {2, 8}) {
     const double uniform = 4096.0 * (num_nodes - 1) / 8 * set_entropy(256, 256 / num_nodes, 8);
     // Weights are in no order, so what is reported counts it.
-    const ListBytes bytes = list_bytes("uniform", num_nodes, 4096);
-    EXPECT_GT(bytes.reported_entropy, 0.99 * uniform);
-    EXPECT_LT(bytes.reported_entropy, 1.25 * uniform);
+    const double reported = random_lists("uniform", num_nodes, 4096).bytes.entropy;
+    EXPECT_GT(reported, 0.99 * uniform);
+    EXPECT_LT(reported, 1.25 * uniform);
   }
-}
-
-/// Chosen over best bytes of a trace's layer, in plans of num_tokens tokens one after the other.
-double regret(const TraceLayer& layer, const TraceInfo& info, int num_nodes,
-              std::int64_t num_tokens) {
-  const wire::MembershipForm form{.num_columns = info.num_experts / num_nodes};
-  std::vector<wire::MembershipHistory> histories(static_cast<std::size_t>(num_nodes - 1));
-  double chosen = 0;
-  double best = 0;
-  const auto num_topk = static_cast<std::size_t>(info.num_topk);
-  for (std::int64_t first = 0; first + num_tokens <= std::min<std::int64_t>(
-                                                        info.num_tokens, 40 * num_tokens);
-       first += num_tokens) {
-    const auto begin = static_cast<std::ptrdiff_t>(first) * info.num_topk;
-    const auto size = static_cast<std::ptrdiff_t>(num_tokens) * info.num_topk;
-    support::RoutingData data{.num_tokens = num_tokens, .num_topk = info.num_topk, .topk_idx = {},
-                              .topk_weights = {}};
-    data.topk_idx.assign(layer.topk_idx.begin() + begin, layer.topk_idx.begin() + begin + size);
-    data.topk_weights.assign(layer.topk_weights.begin() + begin,
-                             layer.topk_weights.begin() + begin + size);
-    const auto memberships = remote(data, info.num_experts, num_nodes);
-    for (std::size_t node = 0; node < memberships.size(); ++node) {
-      const plan::Membership& own = memberships[node];
-      const auto bytes = [&](wire::IndexEncoding encoding) {
-        return static_cast<double>(wire::index_bytes(own, form, encoding));
-      };
-      chosen += bytes(wire::choose_encoding(own, form, histories[node]));
-      best += bytes(wire::best_encoding(own, form));
-      histories[node].learn(own);
-    }
-  }
-  EXPECT_GT(best, static_cast<double>(num_topk));
-  return chosen / best;
 }
 
 TEST(IndexEncoding, TheChoiceIsWithinATenthOfTheBestOnTheTraces) {
+  constexpr std::int64_t kMostPlans = 40;
   for (const char* const domain : {"scripture", "speeches"}) {
     const Trace trace =
         Trace::load(std::filesystem::path(FERRY_DATA) / "traces" / "ferry_lm" / domain);
     for (int layer = 0; layer < trace.info().num_layers; ++layer) {
-      const TraceLayer rows = trace.layer(layer);
+      const support::RoutingData all = layer_routing(trace, layer);
       for (const int num_nodes : {2, 4, 8, 16}) {
         for (const std::int64_t num_tokens : {1, 8, 64, 512}) {
-          EXPECT_LE(regret(rows, trace.info(), num_nodes, num_tokens), 1.1)
-              << domain << ", layer " << layer << ", " << num_nodes << " nodes, " << num_tokens
-              << " tokens";
+          ListBytes lists;
+          std::int64_t messages = 0;
+          replay(all, {trace.info().num_experts, num_nodes}, num_tokens, kMostPlans,
+                 [&](const ListBytes& of_message) {
+                   lists += of_message;
+                   ++messages;
+                 });
+          EXPECT_GE(messages, 6 * (num_nodes - 1));
+          EXPECT_LE(lists.regret(), 1.1) << domain << ", layer " << layer << ", " << num_nodes
+                                         << " nodes, " << num_tokens << " tokens";
         }
       }
     }

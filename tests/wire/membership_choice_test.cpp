@@ -1,5 +1,5 @@
-// The choice of encodings: what is assumed before the first plan, what is learnt from plans, and
-// what the choice is measured by.
+// The choice of encodings: what is learnt from the tokens that are looked at, and what the choice is
+// measured by.
 
 #include "wire/membership_choice.hpp"
 
@@ -15,10 +15,15 @@ namespace {
 constexpr std::uint64_t kChoiceSeed = 4711;
 
 double regret(const plan::Membership& membership, const MembershipForm& form,
-              const MembershipHistory& history) {
+              MembershipHistory history) {
   return static_cast<double>(
              index_bytes(membership, form, choose_encoding(membership, form, history))) /
          static_cast<double>(index_bytes(membership, form, best_encoding(membership, form)));
+}
+
+IndexEncoding first_choice(const plan::Membership& membership, const MembershipForm& form) {
+  MembershipHistory history;
+  return choose_encoding(membership, form, history);
 }
 
 /// Tokens that come in stretches of `length` and stay away for as many.
@@ -47,8 +52,8 @@ TEST(MembershipChoice, BestIsTheSmallestOfAll) {
     const plan::Membership membership = random_membership(shape, rng);
     const std::uint64_t best =
         index_bytes(membership, shape.form(), best_encoding(membership, shape.form()));
-    for (const IndexEncoding encoding : {best_encoding(membership, shape.form()),
-                                         choose_encoding(membership, shape.form(), {})}) {
+    for (const IndexEncoding encoding :
+         {best_encoding(membership, shape.form()), first_choice(membership, shape.form())}) {
       ASSERT_TRUE(can_hold(encoding.experts, membership, shape.form()));
     }
     for (const IndexEncoding encoding : all_encodings()) {
@@ -58,21 +63,23 @@ TEST(MembershipChoice, BestIsTheSmallestOfAll) {
   }
 }
 
-TEST(MembershipChoice, TheFirstPlanAssumesRoutingAtRandom) {
+TEST(MembershipChoice, RoutingAtRandomIsWithinATenthOfTheBest) {
   std::mt19937_64 rng(kChoiceSeed);
   for (const std::uint64_t num_tokens : {16U, 64U, 1000U, 5000U}) {
     for (const double density : {0.0, 0.002, 0.05, 0.2, 0.5, 0.9, 0.998, 1.0}) {
       for (const bool ordered : {false, true}) {
         for (const int num_columns : {1, 2, 4, 8, 64}) {
-          const MembershipShape shape{.num_tokens = num_tokens, .num_topk = 4,
-                                      .num_columns = num_columns, .density = density,
+          const MembershipShape shape{.num_tokens = num_tokens,
+                                      .num_topk = 4,
+                                      .num_columns = num_columns,
+                                      .density = density,
                                       .ordered = ordered};
           const plan::Membership membership = random_membership(shape, rng);
           const auto bytes = [&](IndexEncoding encoding) {
             return static_cast<double>(index_bytes(membership, shape.form(), encoding));
           };
           // A byte more is a tenth of the smallest.
-          EXPECT_LE(bytes(choose_encoding(membership, shape.form(), {})),
+          EXPECT_LE(bytes(first_choice(membership, shape.form())),
                     1.1 * bytes(best_encoding(membership, shape.form())) + 1)
               << num_tokens << " tokens, density " << density << ", " << num_columns << " columns";
         }
@@ -84,35 +91,75 @@ TEST(MembershipChoice, TheFirstPlanAssumesRoutingAtRandom) {
 TEST(MembershipChoice, HowTokensLieIsLearnt) {
   std::mt19937_64 rng(kChoiceSeed);
   const MembershipForm form{.num_columns = 16};
-  MembershipHistory history;
-  const plan::Membership first = stretches(4096, 64, rng);
-  EXPECT_EQ(choose_encoding(first, form, history).tokens, ListEncoding::bitmask);
-  history.learn(first);
-  EXPECT_LT(history.token_runs(), 0.2);
-  const plan::Membership second = stretches(4096, 64, rng);
-  EXPECT_EQ(choose_encoding(second, form, history).tokens, ListEncoding::runs);
-  EXPECT_LE(regret(second, form, history), 1.05);
-  EXPECT_GT(regret(second, form, {}), 1.1);
-  // And forgotten.
   const MembershipShape random{.num_tokens = 4096, .num_topk = 1, .num_columns = 16};
+  MembershipHistory history;
+  for (int i = 0; i < 3; ++i) {
+    const plan::Membership in_runs = stretches(4096, 64, rng);
+    EXPECT_LE(regret(in_runs, form, history), 1.05);
+    EXPECT_EQ(choose_encoding(in_runs, form, history).tokens, ListEncoding::runs);
+    const plan::Membership at_random = random_membership(random, rng);
+    EXPECT_LE(regret(at_random, form, history), 1.05);
+    EXPECT_EQ(choose_encoding(at_random, form, history).tokens, ListEncoding::bitmask);
+  }
+  // Earlier plans count, and are forgotten.
+  const double after_runs = [&] {
+    history.learn(stretches(4096, 64, rng));
+    history.learn(random_membership(random, rng));
+    return history.token_runs();
+  }();
+  EXPECT_LT(after_runs, 0.95);
   for (int i = 0; i < 20; ++i) history.learn(random_membership(random, rng));
   EXPECT_NEAR(history.token_runs(), 1, 0.1);
-  EXPECT_EQ(choose_encoding(second, form, history).tokens, ListEncoding::bitmask);
+  EXPECT_GT(history.token_runs(), after_runs);
 }
 
 TEST(MembershipChoice, RepeatedExpertsAreLearnt) {
   std::mt19937_64 rng(kChoiceSeed);
-  const MembershipShape shape{.num_tokens = 1000, .num_topk = 4, .num_columns = 64,
-                              .repeats = 0.95};
+  const MembershipShape repeats{
+      .num_tokens = 1000, .num_topk = 4, .num_columns = 64, .repeats = 0.95};
+  const MembershipShape random{.num_tokens = 1000, .num_topk = 4, .num_columns = 64};
   MembershipHistory history;
-  const plan::Membership first = random_membership(shape, rng);
-  EXPECT_EQ(history.new_experts(), std::nullopt);
-  EXPECT_EQ(choose_encoding(first, shape.form(), history).experts, ListEncoding::packed);
-  history.learn(first);
-  EXPECT_NEAR(history.new_experts().value(), 0.05, 0.05);
-  const plan::Membership second = random_membership(shape, rng);
-  EXPECT_EQ(choose_encoding(second, shape.form(), history).experts, ListEncoding::runs);
-  EXPECT_LE(regret(second, shape.form(), history), 1.1);
+  for (int i = 0; i < 3; ++i) {
+    const plan::Membership in_runs = random_membership(repeats, rng);
+    EXPECT_LE(regret(in_runs, repeats.form(), history), 1.1);
+    EXPECT_EQ(choose_encoding(in_runs, repeats.form(), history).experts, ListEncoding::runs);
+    EXPECT_EQ(choose_encoding(random_membership(random, rng), random.form(), history).experts,
+              ListEncoding::packed);
+  }
+}
+
+// Short memberships are counted, of long ones stretches from the first token to the last.
+TEST(MembershipChoice, TokensAreLookedAtEverywhere) {
+  std::mt19937_64 rng(kChoiceSeed);
+  for (const std::uint64_t half : {100U, 5000U, 50'000U}) {
+    for (const bool repeats_first : {false, true}) {
+      MembershipShape shape{.num_tokens = half, .num_topk = 4, .num_columns = 64, .density = 1};
+      plan::Membership both;
+      both.entry_begin = {0};
+      for (const bool repeats : {repeats_first, !repeats_first}) {
+        shape.repeats = repeats ? 1 : 0;
+        const plan::Membership part = random_membership(shape, rng);
+        const auto entries = static_cast<std::uint32_t>(both.columns.size());
+        for (std::size_t i = 0; i < part.tokens.size(); ++i) {
+          both.tokens.push_back(static_cast<std::uint32_t>(both.num_tokens) + part.tokens[i]);
+          both.entry_begin.push_back(entries + part.entry_begin[i + 1]);
+        }
+        both.columns.insert(both.columns.end(), part.columns.begin(), part.columns.end());
+        both.num_tokens += half;
+      }
+      MembershipHistory history;
+      history.learn(both);
+      EXPECT_NEAR(history.new_experts(), 0.5, 0.05) << half;
+    }
+  }
+}
+
+TEST(MembershipChoice, LongRunsAreFoundInShortStretches) {
+  std::mt19937_64 rng(kChoiceSeed);
+  const MembershipForm form{.num_columns = 16};
+  for (const std::uint32_t length : {16U, 100U, 5000U}) {
+    EXPECT_LE(regret(stretches(200'000, length, rng), form, {}), 1.1) << length;
+  }
 }
 
 // Whatever was learnt from plans of other sizes, also of none, is no more than a ratio.
@@ -131,12 +178,12 @@ TEST(MembershipChoice, PlansOfOtherSizesTeachTheSame) {
 
 TEST(MembershipChoice, ABitmaskOfExpertsNeedsTheirOrder) {
   std::mt19937_64 rng(kChoiceSeed);
-  MembershipShape shape{.num_tokens = 500, .num_topk = 4, .num_columns = 4, .density = 1,
-                        .ordered = true};
-  EXPECT_EQ(choose_encoding(random_membership(shape, rng), shape.form(), {}).experts,
+  MembershipShape shape{
+      .num_tokens = 500, .num_topk = 4, .num_columns = 4, .density = 1, .ordered = true};
+  EXPECT_EQ(first_choice(random_membership(shape, rng), shape.form()).experts,
             ListEncoding::bitmask);
   shape.ordered = false;
-  EXPECT_EQ(choose_encoding(random_membership(shape, rng), shape.form(), {}).experts,
+  EXPECT_EQ(first_choice(random_membership(shape, rng), shape.form()).experts,
             ListEncoding::packed);
 }
 
