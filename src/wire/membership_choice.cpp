@@ -1,5 +1,5 @@
-// Sizes of all encodings but runs follow from numbers of tokens, entries and columns alone; runs are
-// estimated.
+// Sizes of all encodings but runs follow from numbers of tokens, entries and columns alone; runs
+// are estimated.
 
 #include "wire/membership_choice.hpp"
 

@@ -1,5 +1,5 @@
-// The choice of encodings: what is learnt from the tokens that are looked at, and what the choice is
-// measured by.
+// The choice of encodings: what is learnt from the tokens that are looked at, and what the choice
+// is measured by.
 
 #include "wire/membership_choice.hpp"
 
