@@ -108,6 +108,17 @@ TEST(IndexEncoding, RandomRoutingTakesAtMostSixTenthsMoreThanItsEntropy) {
   }
 }
 
+// Where a plan has few tokens whole bytes are what counts, of which each message has six at most.
+TEST(IndexEncoding, FewTokensTakeWholeBytesMore) {
+  for (const int num_nodes : {2, 4, 8, 16}) {
+    for (const std::int64_t num_tokens : {1, 2, 8, 16}) {
+      const ListBytes lists = random_lists("uniform", num_nodes, num_tokens).bytes;
+      EXPECT_LE(lists.chosen, kMostOverEntropy * lists.entropy + 6 * (num_nodes - 1))
+          << num_nodes << " nodes, " << num_tokens << " tokens";
+    }
+  }
+}
+
 TEST(IndexEncoding, GroupedRoutingTakesAtMostSixTenthsMoreThanItsEntropy) {
   for (const int num_nodes : {2, 4, 8}) {
     const double per_token =
