@@ -52,8 +52,7 @@ void run(Input input) {
                                                       .positions = head.positions,
                                                       .num_rows = head.num_rows,
                                                       .rows = rows.data(),
-                                                      .out = again})
-                                  .bytes;
+                                                      .out = again});
   require(bytes != 0, "what was accepted is far larger when it is written again");
   std::vector<std::byte> twice;
   require(expand(std::span(again).first(bytes), twice), "what was written is refused");
@@ -78,8 +77,7 @@ std::vector<Seed> seeds() {
                                            .positions = read.positions,
                                            .num_rows = read.num_rows,
                                            .rows = rows.data(),
-                                           .out = payload})
-                       .bytes);
+                                           .out = payload}));
     head.insert(head.end(), payload.begin(), payload.end());
     made.push_back({names[form % 4] + (size == 2 ? "_16" : "_32"), head});
   }
