@@ -42,4 +42,12 @@ struct WireChoice {
 ///         or NaN)
 WireChoice choose_wires(const WireNeeds& needs);
 
+/// The options with the formats that are unset chosen, and the limit put in: what `wire="auto"`
+/// does. Formats that are set stand, and the caller's limit stands wherever one of the four is
+/// quantised, so that a limit is never lost beside a format that was named; where none is, it has
+/// done its work by the choice and is 0. Whether an exchange can keep that limit is for it to say.
+/// Errors: as choose_wires; invalid_argument where a sparse format that leaves values out
+///         (wire_sparse_ratio below 1) stands beside a limit, which it would not keep
+ExchangeOptions with_chosen_wires(const WireNeeds& needs, ExchangeOptions options);
+
 }  // namespace ferry

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from . import _ferry
-from ._errors import InvalidArgumentError
 from ._group import Group
 
 
@@ -27,22 +26,6 @@ def choose_wires(dtype: str = "bf16", max_relative_error: float = 0, *,
     """
     return _ferry.choose_wires(dtype, max_relative_error, link_bytes_per_s_per_rank,
                                quantise_combine, round_gradients)
-
-
-def _chosen(dtype: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options without `wire`."""
-    if options.get("wire") is None:
-        return {name: value for name, value in options.items() if name != "wire"}
-    named = dict(options)
-    wire = named.pop("wire")
-    if wire != "auto":
-        raise InvalidArgumentError(f"exchange: wire = {wire!r}; allowed: None, 'auto'; fix: name "
-                                   "formats with wire_dispatch and wire_combine")
-    chosen = {**choose_wires(dtype, named.pop("max_relative_error", 0)),
-              **{name: value for name, value in named.items() if value is not None}}
-    if not {"fp8_e4m3fn", "fp8", "int8"} & set(map(str, chosen.values())):
-        del chosen["max_relative_error"]  # a limit of what is not there
-    return chosen
 
 
 class Exchange:
@@ -73,10 +56,13 @@ class Exchange:
         wire_block_columns: columns that share a scale in "fp8_e4m3fn" and "int8", or of which
             sparse formats keep the largest values; 128
         max_relative_error: quantised rows with a larger one (root mean square, over that of the
-            values) cross as bf16; 0 = no limit
+            values) cross as bf16 ("f16" where that is the dtype); 0 or None = no limit
         wire_sparse_ratio: share of the values that sparse formats keep; 1 = all but zeros
         wire: "auto" chooses the formats that are not named from max_relative_error, as
-            `ferry.choose_wires` does for a slow link
+            `ferry.choose_wires` does; the limit stands where any format is quantised, and goes
+            with no sparse one that has a wire_sparse_ratio below 1
+        link_bits_per_s: with wire="auto", the rate of a node's link, which its ranks share; 0 = not
+            known, taken to be slow
         fragment_bytes, range_tokens: 0 = as the transport likes; ranges_in_flight: 3
         checksum_payload: True
 
@@ -85,7 +71,6 @@ class Exchange:
 
     def __init__(self, group: Group, placement: _ferry.Placement, hidden: int, dtype: str = "bf16",
                  **options: Any) -> None:
-        options = _chosen(dtype, options)
         self._core = _ferry.ExchangeCore(group._core, placement, hidden, dtype, options)
         self._group = group
         self._placement = placement

@@ -368,10 +368,9 @@ void bind_exchange(py::module_& module) {
   py::class_<PyExchange>(module, "ExchangeCore", "What ferry.Exchange wraps.")
       .def(py::init([](std::shared_ptr<Group> group, const Placement& placement,
                        std::int64_t hidden, const py::object& dtype, const py::dict& options) {
-             return std::make_unique<PyExchange>(
-                 std::move(group), placement,
-                 RowShape{.hidden = hidden, .dtype = dtype_named("dtype", dtype)},
-                 options_of(options));
+             const RowShape shape{.hidden = hidden, .dtype = dtype_named("dtype", dtype)};
+             const ExchangeOptions wanted = options_of(options, shape.dtype, group->topology());
+             return std::make_unique<PyExchange>(std::move(group), placement, shape, wanted);
            }),
            py::arg("group"), py::arg("placement"), py::arg("hidden"), py::arg("dtype"),
            py::arg("options"))

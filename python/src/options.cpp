@@ -2,6 +2,7 @@
 
 #include "options.hpp"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -45,6 +46,11 @@ std::optional<WireFormat> wire_named(std::string_view option, const py::handle& 
                option, given,
                "None, 'f32', 'bf16', 'f16', 'fp8_e4m3fn', 'int8', 'sparse_f32', 'sparse_bf16', "
                "'sparse_f16'");
+}
+
+/// None is no limit, as the option that is left out.
+double limit_of(const py::handle& given) {
+  return given.is_none() ? 0 : number<double>("max_relative_error", given);
 }
 
 using SetOption = void (*)(ExchangeOptions&, const py::handle&);
@@ -99,7 +105,7 @@ const std::map<std::string, SetOption, std::less<>>& option_setters() {
        }},
       {"max_relative_error",
        [](ExchangeOptions& options, const py::handle& given) {
-         options.max_relative_error = number<float>("max_relative_error", given);
+         options.max_relative_error = static_cast<float>(limit_of(given));
        }},
       {"wire_sparse_ratio",
        [](ExchangeOptions& options, const py::handle& given) {
@@ -133,15 +139,72 @@ DType dtype_named(std::string_view option, const py::handle& given) {
       option, given, "'f32', 'bf16', 'f16'");
 }
 
-ExchangeOptions options_of(const py::dict& given) {
+namespace {
+
+/// "wire" and "link_bits_per_s", which are no options of an exchange: they choose some of those.
+struct Automatic {
+  bool wanted = false;
+  double link_bits_per_s = 0;
+  double max_relative_error = 0;  ///< rounded to FP32 it may be beyond a threshold
+
+  /// Whether the name is no option of an exchange.
+  bool take(std::string_view name, const py::handle& given) {
+    if (name == "max_relative_error") max_relative_error = limit_of(given);
+    if (name == "wire") {
+      if (given.is_none()) return true;
+      if (!py::isinstance<py::str>(given) || given.cast<std::string>() != "auto") {
+        refuse_option(
+            fmt::format("wire = {}; allowed: None, 'auto'; fix: name formats with wire_dispatch "
+                        "and wire_combine",
+                        std::string(py::repr(given))));
+      }
+      wanted = true;
+      return true;
+    }
+    if (name != "link_bits_per_s") return false;
+    link_bits_per_s = given.is_none() ? 0 : number<double>(name, given);
+    if (!(link_bits_per_s >= 0)) {
+      refuse_option(
+          fmt::format("link_bits_per_s = {}; allowed: 0 (not known) or more", link_bits_per_s));
+    }
+    return true;
+  }
+};
+
+/// All ranks must choose alike, so the fullest node decides what a rank can count on.
+int most_ranks_of_a_node(const Topology& topology) {
+  int most = 0;
+  for (int rank = 0; rank < topology.num_ranks(); ++rank) {
+    most = std::max(most, topology.local_index(rank) + 1);
+  }
+  return most;
+}
+
+}  // namespace
+
+ExchangeOptions options_of(const py::dict& given, DType dtype, const Topology& topology) {
   ExchangeOptions options;
+  Automatic automatic;
   for (const auto& [key, value] : given) {
     const auto name = key.cast<std::string>();
+    if (automatic.take(name, value)) continue;
     const auto setter = option_setters().find(name);
     if (setter == option_setters().end()) {
       refuse_option(fmt::format("{} is no option; fix: see help(ferry.Exchange)", name));
     }
     setter->second(options, value);
+  }
+  if (automatic.wanted) {
+    return with_chosen_wires({.dtype = dtype,
+                              .max_relative_error = automatic.max_relative_error,
+                              .link_bytes_per_s_per_rank =
+                                  automatic.link_bits_per_s / 8 / most_ranks_of_a_node(topology)},
+                             options);
+  }
+  if (automatic.link_bits_per_s > 0) {
+    refuse_option(
+        "link_bits_per_s without wire = 'auto', which alone reads it; fix: leave it out, or add "
+        "that");
   }
   return options;
 }

@@ -2,7 +2,9 @@
 
 #include "ferry/wire_policy.hpp"
 
-#include <cmath>
+#include <optional>
+#include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -72,6 +74,31 @@ WireChoice choose_wires(const WireNeeds& needs) {
                       : "rows cross in int8, those that miss the error in 16 bits; outputs, which "
                         "are added to what goes on, in 16 bits";
   return choice;
+}
+
+ExchangeOptions with_chosen_wires(const WireNeeds& needs, ExchangeOptions options) {
+  const WireChoice choice = choose_wires(needs);
+  bool quantised = false;
+  const auto fill_in = [&](std::optional<WireFormat>& wire, WireFormat chosen,
+                           std::string_view option) {
+    if (!wire) wire = chosen;
+    quantised |= is_quantised(*wire);
+    if (is_sparse(*wire) && options.wire_sparse_ratio < 1 && needs.max_relative_error > 0) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("choose_wires: max_relative_error = {} beside wire_sparse_ratio = {} and "
+                      "{} = {}, whose rows may miss any limit; fix: leave one of the two options "
+                      "out, or name all formats without wire = auto",
+                      needs.max_relative_error, options.wire_sparse_ratio, option,
+                      to_string(*wire)));
+    }
+  };
+  fill_in(options.wire_dispatch, choice.dispatch, "wire_dispatch");
+  fill_in(options.wire_combine, choice.combine, "wire_combine");
+  fill_in(options.wire_combine_backward, choice.combine_backward, "wire_combine_backward");
+  fill_in(options.wire_dispatch_backward, choice.dispatch_backward, "wire_dispatch_backward");
+  options.max_relative_error = quantised ? static_cast<float>(needs.max_relative_error) : 0;
+  return options;
 }
 
 }  // namespace ferry

@@ -130,6 +130,26 @@ def test_automatic_wires():
         named = options(wire="auto", max_relative_error=0.02, wire_dispatch="f32")
         assert named["wire_dispatch"] == "f32" and named["max_relative_error"] == 0
         assert options(wire="auto")["wire_dispatch"] == options(wire=None)["wire_dispatch"] == "f32"
+        assert options(wire="auto", max_relative_error=None)["max_relative_error"] == 0
+        for quantised in ("wire_dispatch", "wire_combine", "wire_combine_backward"):
+            for name in ("int8", "fp8"):
+                kept = options(wire="auto", max_relative_error=0.005, **{quantised: name})
+                assert abs(kept["max_relative_error"] - 0.005) < 1e-6
+        with pytest.raises(ferry.InvalidArgumentError, match="max_relative_error = 0.003"):
+            options(wire="auto", max_relative_error=0.003, wire_dispatch="int8")
+        with pytest.raises(ferry.InvalidArgumentError,
+                           match="max_relative_error = 0.02 beside wire_sparse_ratio = 0.5"):
+            options(wire="auto", max_relative_error=0.02, wire_combine="sparse_f16",
+                    wire_sparse_ratio=0.5)
+        whole = options(wire="auto", max_relative_error=0.02, wire_combine="sparse_f16")
+        assert whole["wire_dispatch"] == "int8" and whole["wire_combine"] == "sparse_f16"
+        for rate, wire in ((30e9, "bf16"), (10e9, "int8"), (0, "int8"), (None, "int8")):
+            fast = options(wire="auto", max_relative_error=0.02, link_bits_per_s=rate)
+            assert fast["wire_dispatch"] == wire
+        with pytest.raises(ferry.InvalidArgumentError, match="link_bits_per_s = -1"):
+            options(wire="auto", link_bits_per_s=-1)
+        with pytest.raises(ferry.InvalidArgumentError, match="link_bits_per_s without wire"):
+            options(link_bits_per_s=1e9)
         with pytest.raises(ferry.InvalidArgumentError, match="allowed: None, 'auto'"):
             options(wire="int8")
         with pytest.raises(ferry.InvalidArgumentError, match="max_relative_error"):

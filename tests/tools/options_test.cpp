@@ -75,11 +75,31 @@ TEST(BenchFlags, WireFollowsFromAnError) {
   EXPECT_EQ(wire.combine, WireFormat::bf16);
   EXPECT_EQ(wire.combine_backward, WireFormat::f16);
   EXPECT_EQ(wire.dispatch_backward, WireFormat::bf16);
-  EXPECT_EQ(wire.max_relative_error, 0.01F);
+  EXPECT_EQ(wire.max_relative_error, 0.01);
   flags.wire = "auto";
   EXPECT_EQ(parse_bench_flags(flags).wire.filled_in(DType::f32).dispatch, WireFormat::f32);
   flags.wire = "sparse_bf16,ratio=0.25,combine=f32";
   EXPECT_EQ(parse_bench_flags(flags).wire.sparse_ratio, 0.25F);
+}
+
+TEST(BenchFlags, ALimitStandsBesideAFormatThatIsNamed) {
+  BenchFlags flags;
+  for (const char* wire : {"auto,error=0.005,dispatch=int8", "auto,error=0.005,combine=fp8"}) {
+    flags.wire = wire;
+    EXPECT_EQ(parse_bench_flags(flags).wire.filled_in(DType::bf16).max_relative_error, 0.005);
+  }
+  flags.wire = "auto,error=0.005";
+  EXPECT_EQ(parse_bench_flags(flags).wire.filled_in(DType::bf16).max_relative_error, 0);
+}
+
+TEST(BenchFlags, AFastLinkLeavesRowsAsTheyAre) {
+  BenchFlags flags;
+  flags.wire = "auto,error=0.01";
+  flags.plain.ranks_per_node = 2;
+  flags.link_rate = "30gbit";
+  EXPECT_EQ(parse_bench_flags(flags).wire.filled_in(DType::bf16).dispatch, WireFormat::int8);
+  flags.link_rate = "100gbit";
+  EXPECT_EQ(parse_bench_flags(flags).wire.filled_in(DType::bf16).dispatch, WireFormat::bf16);
 }
 
 TEST(BenchFlags, TokenMajorLeavesFlatOutOfAll) {
@@ -167,6 +187,9 @@ TEST(BenchFlags, RefusalsNameFlagValueAndWhatIsAllowed) {
       {[](BenchFlags& f) { f.wire = "bf16,combine=x"; }, "--wire combine x: no such format"},
       {[](BenchFlags& f) { f.wire = "int8,error=0"; }, "--wire error=0: allowed: above 0"},
       {[](BenchFlags& f) { f.wire = "sparse_f16,ratio=2"; }, "--wire ratio=2: allowed: above 0"},
+      {[](BenchFlags& f) { f.wire = "auto,error=0.01,dispatch=sparse_f16,ratio=0.5"; },
+       "max_relative_error = 0.01 beside wire_sparse_ratio = 0.5 and wire_dispatch = sparse_f16"},
+      {[](BenchFlags& f) { f.wire = "auto,error=1"; }, "--wire auto,error=1: "},
       {[](BenchFlags& f) { f.wire = "f32,error=0.1"; }, "is for fp8 and int8"},
       {[](BenchFlags& f) { f.wire = "int8,ratio=0.1"; }, "is for sparse formats"},
       {[](BenchFlags& f) { f.wire = "dispatch=int8,dispatch=bf16"; },

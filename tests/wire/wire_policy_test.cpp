@@ -1,6 +1,7 @@
 // The table of docs/wire-formats.md "Choosing".
 
 #include <limits>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -60,6 +61,52 @@ TEST(WirePolicy, GoesIntoTheOptions) {
   EXPECT_EQ(options.wire_combine_backward, kBf16);
   EXPECT_EQ(options.wire_dispatch_backward, kBf16);
   EXPECT_EQ(options.max_relative_error, 0.02F);
+}
+
+TEST(WirePolicy, FillsInWhatIsUnset) {
+  const ExchangeOptions all = with_chosen_wires({.dtype = DType::f32, .max_relative_error = 0.02},
+                                                {.wire_dispatch_backward = kF32});
+  EXPECT_EQ(all.wire_dispatch, kInt8);
+  EXPECT_EQ(all.wire_combine, kBf16);
+  EXPECT_EQ(all.wire_combine_backward, kBf16);
+  EXPECT_EQ(all.wire_dispatch_backward, kF32);
+  EXPECT_EQ(all.max_relative_error, 0.02F);
+}
+
+// Also where the choice itself would have needed none.
+TEST(WirePolicy, ALimitStandsWhereverAFormatIsQuantised) {
+  const auto limit_of = [](double limit, const ExchangeOptions& named) {
+    return with_chosen_wires({.max_relative_error = limit}, named).max_relative_error;
+  };
+  for (const double limit : {0.003, 0.005, 0.02}) {
+    for (const WireFormat wire : {kInt8, WireFormat::fp8_e4m3fn}) {
+      const auto as_given = static_cast<float>(limit);
+      EXPECT_EQ(limit_of(limit, {.wire_dispatch = wire}), as_given);
+      EXPECT_EQ(limit_of(limit, {.wire_combine = wire}), as_given);
+      EXPECT_EQ(limit_of(limit, {.wire_combine_backward = wire}), as_given);
+      EXPECT_EQ(limit_of(limit, {.wire_dispatch_backward = wire}), as_given);
+      EXPECT_EQ(limit_of(limit, {.wire_dispatch = kBf16, .wire_combine = wire}), as_given);
+    }
+    EXPECT_EQ(limit_of(limit, {.wire_dispatch = kBf16}), 0);
+    EXPECT_EQ(limit_of(limit, {.wire_dispatch = WireFormat::sparse_bf16}), 0);
+  }
+  EXPECT_EQ(limit_of(0, {.wire_dispatch = kInt8}), 0);
+}
+
+TEST(WirePolicy, RefusesALimitBesideRowsThatAreThinnedOut) {
+  const ExchangeOptions thinned{.wire_dispatch = WireFormat::sparse_f16, .wire_sparse_ratio = 0.5};
+  try {
+    with_chosen_wires({.max_relative_error = 0.02}, thinned);
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    const std::string text = error.what();
+    for (const char* option :
+         {"max_relative_error = 0.02", "wire_sparse_ratio = 0.5", "wire_dispatch = sparse_f16"}) {
+      EXPECT_NE(text.find(option), std::string::npos) << text;
+    }
+  }
+  EXPECT_EQ(with_chosen_wires({}, thinned).wire_dispatch, WireFormat::sparse_f16);
 }
 
 }  // namespace

@@ -366,8 +366,9 @@ BenchOptions parse_bench_flags(const BenchFlags& flags,
   parse_modes(flags, options);
   options.dtype = tools::parse_dtype("--dtype", flags.dtype);
   options.wire = tools::parse_wire(flags.wire);
-  static_cast<void>(options.wire.filled_in(options.dtype));  // refuses what does not go together
   options.link_bits_per_s = parse_link_rate(flags.link_rate);
+  options.wire.link_bytes_per_s_per_rank = options.link_bits_per_s / 8 / options.ranks_per_node;
+  static_cast<void>(options.wire.filled_in(options.dtype));  // refuses what does not go together
   options.tokens = tools::parse_tokens(flags.tokens, options.num_ranks());
   options.fault = parse_fault(flags.fault);
   parse_baselines(flags, options);

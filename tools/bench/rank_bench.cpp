@@ -45,7 +45,7 @@ support::Reference make_oracle(const RunContext& context, std::size_t strategy, 
            .layout = options.layout,
            .weights = options.weights,
            .wire_block_columns = options.wire.block_columns,
-           .max_relative_error = options.wire.filled_in(options.dtype).max_relative_error,
+           .max_relative_error = max_relative_error(options),
            .wire_sparse_ratio = options.wire.sparse_ratio,
            .wire_combine_backward = wire_combine_backward(options),
            .wire_dispatch_backward = wire_dispatch_backward(options)},
@@ -63,7 +63,7 @@ ExchangeOptions exchange_options(const BenchOptions& options, Strategy strategy)
   result.wire_combine_backward = wire_combine_backward(options);
   result.wire_dispatch_backward = wire_dispatch_backward(options);
   result.wire_block_columns = options.wire.block_columns;
-  result.max_relative_error = options.wire.filled_in(options.dtype).max_relative_error;
+  result.max_relative_error = max_relative_error(options);
   result.wire_sparse_ratio = options.wire.sparse_ratio;
   result.fragment_bytes = options.fragment_bytes;
   result.range_tokens = options.range_tokens;

@@ -48,6 +48,9 @@ inline WireFormat wire_combine_backward(const BenchOptions& options) {
 inline WireFormat wire_dispatch_backward(const BenchOptions& options) {
   return *options.wire.filled_in(options.dtype).dispatch_backward;
 }
+inline float max_relative_error(const BenchOptions& options) {
+  return static_cast<float>(options.wire.filled_in(options.dtype).max_relative_error);
+}
 
 /// CountedBytes::beyond of one call: what it used, less rows of the plain size.
 inline std::uint64_t bytes_beyond(const WireUse& before, const WireUse& after,

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/failures.hpp"
+#include "ferry/error.hpp"
 #include "ferry/wire_policy.hpp"
 
 namespace ferry::tools {
@@ -65,12 +66,39 @@ int parse_block(std::string_view text) {
   return *columns;
 }
 
-float parse_share(std::string_view name, std::string_view text) {
+double parse_share(std::string_view name, std::string_view text) {
   const std::optional<double> share = number<double>(text);
   if (!share || !(*share > 0 && *share <= 1)) {
     throw UsageError(fmt::format("--wire {}={}: allowed: above 0, at most 1", name, text));
   }
-  return static_cast<float>(*share);
+  return *share;
+}
+
+}  // namespace
+
+namespace {
+
+/// As `wire="auto"` of Python does.
+void choose_unset(WireFormats& wires, DType dtype) {
+  ExchangeOptions options{.wire_dispatch = wires.dispatch,
+                          .wire_combine = wires.combine,
+                          .wire_combine_backward = wires.combine_backward,
+                          .wire_dispatch_backward = wires.dispatch_backward,
+                          .wire_sparse_ratio = wires.sparse_ratio};
+  try {
+    options = with_chosen_wires({.dtype = dtype,
+                                 .max_relative_error = wires.max_relative_error,
+                                 .link_bytes_per_s_per_rank = wires.link_bytes_per_s_per_rank},
+                                options);
+  } catch (const Error& error) {
+    throw UsageError(
+        fmt::format("--wire auto,error={:g}: {}", wires.max_relative_error, error.what()));
+  }
+  wires.dispatch = options.wire_dispatch;
+  wires.combine = options.wire_combine;
+  wires.combine_backward = options.wire_combine_backward;
+  wires.dispatch_backward = options.wire_dispatch_backward;
+  if (options.max_relative_error == 0) wires.max_relative_error = 0;
 }
 
 }  // namespace
@@ -78,14 +106,7 @@ float parse_share(std::string_view name, std::string_view text) {
 WireFormats WireFormats::filled_in(DType dtype) const {
   WireFormats all = *this;
   const WireFormat own = wire_format_of(dtype);
-  if (automatic) {
-    const WireChoice choice =
-        choose_wires({.dtype = dtype, .max_relative_error = max_relative_error});
-    all.dispatch = dispatch.value_or(choice.dispatch);
-    all.combine = combine.value_or(choice.combine);
-    all.combine_backward = combine_backward.value_or(choice.combine_backward);
-    all.dispatch_backward = dispatch_backward.value_or(choice.dispatch_backward);
-  }
+  if (automatic) choose_unset(all, dtype);
   all.dispatch = all.dispatch.value_or(own);
   all.combine = all.combine.value_or(own);
   all.combine_backward = all.combine_backward.value_or(gradient_wire(*all.dispatch, dtype));
@@ -94,11 +115,8 @@ WireFormats WireFormats::filled_in(DType dtype) const {
     return is(*all.dispatch) || is(*all.combine) || is(*all.combine_backward) ||
            is(*all.dispatch_backward);
   };
-  if (!any([](WireFormat format) { return is_quantised(format); })) {
-    if (!automatic && max_relative_error > 0) {
-      throw UsageError("--wire error=LIMIT: is for fp8 and int8; fix: choose one, or auto");
-    }
-    all.max_relative_error = 0;
+  if (all.max_relative_error > 0 && !any([](WireFormat format) { return is_quantised(format); })) {
+    throw UsageError("--wire error=LIMIT: is for fp8 and int8; fix: choose one, or auto");
   }
   if (sparse_ratio < 1 && !any([](WireFormat format) { return is_sparse(format); })) {
     throw UsageError("--wire ratio=SHARE: is for sparse formats; fix: choose one");
@@ -135,7 +153,7 @@ WireFormats parse_wire(const std::string& text) {
     } else if (name == "error") {
       formats.max_relative_error = parse_share(name, value);
     } else if (name == "ratio") {
-      formats.sparse_ratio = parse_share(name, value);
+      formats.sparse_ratio = static_cast<float>(parse_share(name, value));
     } else if (call != std::end(calls)) {
       *call->second = parse_wire_format(fmt::format("--wire {}", name), value);
     } else {

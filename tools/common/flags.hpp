@@ -47,8 +47,10 @@ struct WireFormats {
   std::optional<WireFormat> combine_backward{};
   std::optional<WireFormat> dispatch_backward{};
   int block_columns = kDefaultBlockColumns;
-  bool automatic = false;  ///< what is unset follows from max_relative_error, else from the dtype
-  float max_relative_error = 0;
+  /// What is unset follows from max_relative_error and the link, else from the dtype.
+  bool automatic = false;
+  double max_relative_error = 0;
+  double link_bytes_per_s_per_rank = 0;  ///< 0 = not known
   float sparse_ratio = 1;
 
   /// With all formats set, for rows of a dtype.

@@ -69,6 +69,9 @@ PlanOptions parse_plan_flags(const PlanFlags& flags) {
   options.layer = flags.layer;
   if (!flags.routing.empty()) options.pattern = tools::parse_routing(flags.routing);
   options.wire = tools::parse_wire(flags.wire);
+  options.wire.link_bytes_per_s_per_rank =
+      options.cluster.link_gb_per_s * 1e9 /
+      (options.cluster.link_per == LinkPer::node ? options.ranks_per_node : 1);
   options.seed = flags.seed;
   return options;
 }
