@@ -54,11 +54,12 @@ def only_group(call: str) -> Group:
 
     Errors: InvalidArgumentError, where there is none or more than one
     """
-    groups = [one for one in _process.groups if not one.closed]
+    with _process.lock:
+        groups = [one for one in _process.groups if not one.closed]
     if len(groups) != 1:
         raise InvalidArgumentError(
             f"{call}: group = None with {len(groups)} open groups of ferry.init(); allowed: one; "
-            "fix: pass the group")
+            "fix: pass the group; inside ferry.run, the one that the function is given")
     return groups[0]
 
 
