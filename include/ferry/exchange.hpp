@@ -30,7 +30,7 @@ class SlotLease;
 struct WireUse {
   std::uint64_t rows = 0;
   std::uint64_t escalated_rows = 0;  ///< of them, beyond max_relative_error
-  std::uint64_t payload_bytes = 0;   ///< without headers
+  std::uint64_t payload_bytes = 0;   ///< of rows as they crossed, without headers and extra bytes
 };
 
 /// What this rank sent since the exchange was made, by kind of call. Gradients of routing weights
@@ -43,6 +43,9 @@ struct WireStatistics {
 };
 
 /// Rows and bytes of a plan, known before anything is sent. Bytes count what this rank sends.
+/// inter_node_bytes_* are exact, except where the size of a row depends on its values: with
+/// max_relative_error the least that quantised rows may take, none of which escalates; of sparse
+/// formats the most, the bytes of dense rows. Exchange::wire_statistics counts what was sent.
 struct PlanSummary {
   std::int64_t rows_received = 0;               ///< of this rank, without alignment rows
   std::uint64_t window_bytes = 0;               ///< exact size of those rows in the window

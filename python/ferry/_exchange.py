@@ -109,7 +109,7 @@ class Exchange:
     def wire_statistics(self) -> dict[str, dict[str, int]]:
         """What this rank sent to other nodes, for "dispatch", "combine", "combine_backward" and
         "dispatch_backward": "rows", "escalated_rows" beyond max_relative_error, and
-        "payload_bytes" without headers."""
+        "payload_bytes" of rows as they crossed, without headers and extra bytes."""
         return self._core.wire_statistics()
 
     @property

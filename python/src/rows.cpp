@@ -66,7 +66,11 @@ struct PyRowSources {
 void bind_plan(py::module_& module) {
   py::class_<PlanSummary> summary(module, "PlanSummary",
                                   "Rows and bytes of a plan, known before anything is sent. Bytes "
-                                  "count what this rank sends.");
+                                  "count what this rank sends.\n\n"
+                                  "inter_node_bytes_* are exact, except where the size of a row "
+                                  "depends on its values: with max_relative_error they are the "
+                                  "least that quantised rows may take, of sparse formats the most. "
+                                  "Exchange.wire_statistics counts what was sent.");
   bind_summary(summary);
   py::class_<PyRowSources>(module, "RowSources",
                            R"(Where the rows of a window come from, one value per row.

@@ -128,6 +128,37 @@ TEST(PlanCommand, JsonHasTheFormatsOfAllCalls) {
   EXPECT_LT(first_of("--wire fp8,combine=f32").at("range_tokens"), unset.at("range_tokens"));
 }
 
+TEST(PlanCommand, SaysWhereSizesOfRowsAreNotKnown) {
+  const std::string plan = "plan --model mixtral-8x7b --cluster h800 --nodes 2 --tokens 8 --wire ";
+  const std::string most = "priced at the most that they may take";
+  const std::string least = "priced at the least that they may take: those that are off by more";
+  EXPECT_NE(ferry(plan + "sparse_bf16,ratio=0.05").out.find("note: sparse rows are " + most),
+            std::string::npos);
+  EXPECT_NE(ferry(plan + "combine=int8,error=0.02").out.find("note: quantised rows are " + least),
+            std::string::npos);
+  EXPECT_NE(ferry(plan + "int8,error=0.02 --json").err.find(least + " than 0.02"),
+            std::string::npos);
+  EXPECT_EQ(ferry(plan + "int8,combine_backward=sparse_f16").out.find("priced"), std::string::npos);
+}
+
+// Links of 50 GB/s for each rank, or of a node's 32 ranks.
+TEST(PlanCommand, AutomaticFormatsFollowFromTheCluster) {
+  const auto wire_of = [](const std::string& flags) {
+    return json_lines(ferry("plan --model mixtral-8x7b --nodes 2 --tokens 8 --json --wire "
+                            "auto,error=0.02 --cluster " +
+                            flags)
+                          .out)
+        .at(0)
+        .at("wire_dispatch");
+  };
+  EXPECT_EQ(wire_of("h800"), "bf16");
+  const TemporaryDirectory directory;
+  const std::filesystem::path file = directory.path() / "slow.json";
+  std::ofstream(file) << R"({"name": "slow", "ranks_per_node": 8, "link_gb_per_s": 12.5,)"
+                      << R"("link_per": "node", "intra_node_gb_per_s": 100})";
+  EXPECT_EQ(wire_of("'" + file.string() + "'"), "int8");
+}
+
 TEST(PlanCommand, EndsWithTheExitCodesOfABench) {
   for (const char* arguments :
        {"plan", "plan --model deepseek-v3", "plan --cluster h800", "plan --no-such-flag",

@@ -68,6 +68,24 @@ void generate(const PlanOptions& options, Scenario& scenario) {
   scenario.as_model_routes = pattern == model.routing();
 }
 
+/// Rows whose size depends on their values, which a plan does not see.
+void note_varying_rows(const tools::WireFormats& wires, std::vector<std::string>& notes) {
+  const auto either = [&](bool (*is)(WireFormat)) {
+    return is(*wires.dispatch) || is(*wires.combine);
+  };
+  if (either([](WireFormat wire) { return is_sparse(wire); })) {
+    notes.emplace_back(
+        "sparse rows are priced at the most that they may take, as dense rows: fewer bytes may "
+        "cross, in less time than the bound says");
+  }
+  if (wires.max_relative_error > 0 && either([](WireFormat wire) { return is_quantised(wire); })) {
+    notes.push_back(
+        fmt::format("quantised rows are priced at the least that they may take: those that are off "
+                    "by more than {:g} cross in 16 bits",
+                    wires.max_relative_error));
+  }
+}
+
 }  // namespace
 
 std::int64_t Scenario::num_tokens() const {
@@ -100,6 +118,7 @@ Scenario make_scenario(const PlanOptions& options) {
   } else {
     generate(options, scenario);
   }
+  note_varying_rows(wires, scenario.notes);
   return scenario;
 }
 

@@ -18,6 +18,6 @@ def test_program(number, capsys):
 
 def test_the_page_has_programs_and_names_what_there_is():
     import ferry.torch
-    assert len(PROGRAMS) == 5
+    assert len(PROGRAMS) == 6
     for name in re.findall(r"`([A-Za-z_]+)\(", PAGE.read_text()):
         assert hasattr(ferry.torch, name) or name in ("backward", "ProcessGroup"), name
