@@ -65,7 +65,7 @@ WireFormats parse_wire(const std::string& text);
 inline constexpr const char* kWireHelp =
     "format of rows between nodes: NAME for both directions [,CALL=NAME] [,block=COLUMNS] "
     "[,error=LIMIT] [,ratio=SHARE]; f32, bf16, f16, fp8, int8, sparse_f32, sparse_bf16, "
-    "sparse_f16, or auto: what suits the error; default the dtype";
+    "sparse_f16, or auto: what suits the error and the link; default the dtype";
 
 /// One count for all ranks, a comma list with one per rank, or empty for the default.
 /// Errors: UsageError
