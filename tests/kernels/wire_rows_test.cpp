@@ -338,7 +338,9 @@ const LargeValues kLargeValues[] = {
 TEST(WireRows, SixteenBitsSaturateOnTheWireOnly) {
   const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
   wires_on_every_target([&] {
-    for (const auto& [to, values] : kLargeValues) {
+    for (const auto& large : kLargeValues) {
+      const auto to = large.to;  // clang 14 captures no structured binding
+      const auto& values = large.values;
       SCOPED_TRACE(to_string(to));
       const RowFormat wire(wire_format_of(to), 0);
       std::vector<float> crossed = values;

@@ -114,9 +114,9 @@ TEST(MembershipCodec, OneTokenAnywhere) {
     const plan::Membership membership{.num_tokens = 4294967295, .tokens = {token},
                                       .entry_begin = {0, 1}, .columns = {2}, .weights = {-0.0F}};
     for (const ListEncoding experts : kListEncodings) {
-      expect_round_trip(membership, {4294967295, 1, 3}, {ListEncoding::raw, experts});
-      expect_round_trip(membership, {4294967295, 1, 3}, {ListEncoding::packed, experts});
-      expect_round_trip(membership, {4294967295, 1, 3}, {ListEncoding::runs, experts});
+      expect_round_trip(membership, {4294967295, 1, {3}}, {ListEncoding::raw, experts});
+      expect_round_trip(membership, {4294967295, 1, {3}}, {ListEncoding::packed, experts});
+      expect_round_trip(membership, {4294967295, 1, {3}}, {ListEncoding::runs, experts});
     }
   }
 }
