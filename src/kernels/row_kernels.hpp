@@ -67,9 +67,11 @@ void pack_rows(const PackJob& job);
 /// Packs rows into a quantised format, and those that it would change too much into another: where
 /// the root mean square of the errors is more than `max_relative_error` times that of the values
 /// (in FP32), or one is not finite. Behind the rows stand marks where there are such rows, one bit
-/// for each row. A row that escalates is at most as long as in `escalated`.
+/// for each row.
 struct PackWithinJob {
-  PackJob pack{};         ///< `wire` is quantised; `out` has room for all rows, and marks
+  /// `wire` is quantised; `out` has room for each row in the longer of the two formats, and marks:
+  /// what stands behind the result may be overwritten.
+  PackJob pack{};
   RowFormat escalated{};  ///< not quantised
   float max_relative_error = 0;
 };
