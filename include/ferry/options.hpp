@@ -68,8 +68,8 @@ struct ExchangeOptions {
   /// Columns that share one FP32 scale in fp8_e4m3fn and int8: a power of two from 64 to 2048.
   int wire_block_columns = kDefaultBlockColumns;
   /// Largest error of a quantised row as it crosses: the root mean square of its errors over that
-  /// of its values. A row that would miss it crosses as bf16 (f16 in an exchange of f16), and is
-  /// counted (Exchange::wire_statistics). 0 = no limit; else 2^-8 to below 1.
+  /// of its values. A row that would miss it crosses as bf16 (on the way out as f16 in an exchange
+  /// of f16), and is counted (Exchange::wire_statistics). 0 = no limit; else 2^-8 to below 1.
   float max_relative_error = 0;
   /// Sparse formats keep, in each block of wire_block_columns columns, this share of the values:
   /// the largest, rounded up. 1 = all that are not 0; above 0.

@@ -56,7 +56,8 @@ class Exchange:
         wire_block_columns: columns that share a scale in "fp8_e4m3fn" and "int8", or of which
             sparse formats keep the largest values; 128
         max_relative_error: quantised rows with a larger one (root mean square, over that of the
-            values) cross as bf16 ("f16" where that is the dtype); 0 or None = no limit
+            values) cross as bf16 (rows of f16 on the way out as they are); 0 or None = no
+            limit
         wire_sparse_ratio: share of the values that sparse formats keep; 1 = all but zeros
         wire: "auto" chooses the formats that are not named from max_relative_error, as
             `ferry.choose_wires` does; the limit stands where any format is quantised, and goes

@@ -312,13 +312,7 @@ std::optional<std::string> take_expert_list(Bytes& rest, ListEncoding encoding,
     return fmt::format("membership: {} bytes are left for 0 entries; expected exactly 0",
                        rest.size());
   }
-  switch (encoding) {
-    case ListEncoding::raw: return decoder.take_raw();
-    case ListEncoding::bitmask: return decoder.take_bitmask();
-    case ListEncoding::packed: return decoder.take_packed();
-    case ListEncoding::runs: return decoder.take_runs();
-  }
-  return std::nullopt;
+  return take_list(decoder, encoding);
 }
 
 }  // namespace ferry::wire

@@ -117,6 +117,17 @@ std::byte* store_token_list(std::byte* at, std::uint64_t bytes, const plan::Memb
                             ListEncoding encoding);
 std::byte* store_expert_list(std::byte* at, std::uint64_t bytes, const ExpertLists& lists,
                              int num_columns, ListEncoding encoding);
+/// Takes a list with the decoder of tokens, or of experts.
+template <typename Decoder>
+[[nodiscard]] std::optional<std::string> take_list(Decoder& decoder, ListEncoding encoding) {
+  switch (encoding) {
+    case ListEncoding::raw: return decoder.take_raw();
+    case ListEncoding::bitmask: return decoder.take_bitmask();
+    case ListEncoding::packed: return decoder.take_packed();
+    case ListEncoding::runs: return decoder.take_runs();
+  }
+  return std::nullopt;
+}
 /// Shortens `rest` by a list and gives what it holds, or the text of an error. Nothing is allocated
 /// before the bytes that are left can hold the token's columns, slots and weights.
 [[nodiscard]] std::optional<std::string> take_token_list(Bytes& rest, ListEncoding encoding,

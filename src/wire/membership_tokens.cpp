@@ -262,13 +262,7 @@ std::optional<std::string> take_token_list(Bytes& rest, ListEncoding encoding,
                                            const MembershipLimits& limits, plan::Membership& out,
                                            std::uint64_t fewest_bits_per_token) {
   TokenDecoder decoder(rest, limits, fewest_bits_per_token, out.tokens);
-  switch (encoding) {
-    case ListEncoding::raw: return decoder.take_raw();
-    case ListEncoding::bitmask: return decoder.take_bitmask();
-    case ListEncoding::packed: return decoder.take_packed();
-    case ListEncoding::runs: return decoder.take_runs();
-  }
-  return std::nullopt;
+  return take_list(decoder, encoding);
 }
 
 }  // namespace ferry::wire

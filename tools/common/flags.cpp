@@ -74,10 +74,6 @@ double parse_share(std::string_view name, std::string_view text) {
   return *share;
 }
 
-}  // namespace
-
-namespace {
-
 /// As `wire="auto"` of Python does.
 void choose_unset(WireFormats& wires, DType dtype) {
   ExchangeOptions options{.wire_dispatch = wires.dispatch,
